@@ -1,0 +1,1 @@
+//! The command-line programs: qwen and qwen-eval.

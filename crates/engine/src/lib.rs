@@ -1,0 +1,1 @@
+//! Sequences, batches, sampling: turns a runtime that computes logits into one that generates text.

@@ -1,0 +1,1 @@
+//! Qwen-IR: a hardware-independent graph for LLM inference, its text form, verifier and passes.

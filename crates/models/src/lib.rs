@@ -1,0 +1,1 @@
+//! Model families as data, tokenizers, chat templates and model sources.
