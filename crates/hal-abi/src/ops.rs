@@ -27,6 +27,32 @@ pub const QHAL_DTYPE_F8_E5M2: u32 = 101;
 /// Bytes.
 pub const QHAL_DTYPE_U8: u32 = 102;
 
+/// Geometry of a dtype: (values per block, bytes per block), plain types have blocks of one value. `None` for codes that
+/// this version does not define.
+#[must_use]
+pub const fn dtype_block(dtype: u32) -> Option<(u32, u32)> {
+    Some(match dtype {
+        QHAL_DTYPE_I8 | QHAL_DTYPE_F8_E4M3 | QHAL_DTYPE_F8_E5M2 | QHAL_DTYPE_U8 => (1, 1),
+        QHAL_DTYPE_F16 | QHAL_DTYPE_BF16 => (1, 2),
+        QHAL_DTYPE_F32 | QHAL_DTYPE_I32 => (1, 4),
+        QHAL_DTYPE_I64 => (1, 8),
+        // GGUF: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS.
+        2 => (32, 18),
+        3 => (32, 20),
+        6 => (32, 22),
+        7 => (32, 24),
+        8 => (32, 34),
+        10 => (256, 84),
+        11 => (256, 110),
+        12 => (256, 144),
+        13 => (256, 176),
+        14 => (256, 210),
+        20 => (32, 18),
+        23 => (256, 136),
+        _ => return None,
+    })
+}
+
 /// Products of f32 values.
 pub const QHAL_COMPUTE_F32: u32 = 1;
 /// Activations rounded to int8, one scale per 32 inputs; integer products.
@@ -103,6 +129,32 @@ pub const QHAL_OP_COMBINE: u32 = 16;
 pub const QHAL_OP_COPY: u32 = 17;
 /// Softmax over each row. In: x [T, C] f32. Out: [T, C] f32, in place allowed.
 pub const QHAL_OP_SOFTMAX: u32 = 18;
+
+/// Name of an op kind in messages and reports, `unknown` for codes that this version does not define.
+#[must_use]
+pub const fn op_name(op_kind: u32) -> &'static str {
+    match op_kind {
+        QHAL_OP_EMBED => "embed",
+        QHAL_OP_GATHER_ROWS => "gather_rows",
+        QHAL_OP_GEMM => "gemm",
+        QHAL_OP_GROUPED_GEMM => "grouped_gemm",
+        QHAL_OP_NORM => "norm",
+        QHAL_OP_ROPE => "rope",
+        QHAL_OP_GLU => "glu",
+        QHAL_OP_BINARY => "binary",
+        QHAL_OP_UNARY => "unary",
+        QHAL_OP_CAST => "cast",
+        QHAL_OP_KV_APPEND => "kv_append",
+        QHAL_OP_ATTENTION => "attention",
+        QHAL_OP_MLA_ATTENTION => "mla_attention",
+        QHAL_OP_ROUTE => "route",
+        QHAL_OP_DISPATCH => "dispatch",
+        QHAL_OP_COMBINE => "combine",
+        QHAL_OP_COPY => "copy",
+        QHAL_OP_SOFTMAX => "softmax",
+        _ => "unknown",
+    }
+}
 
 /// i64: number of weights of a GEMM.
 pub const QHAL_ATTR_SEGMENTS: u32 = 1;

@@ -36,6 +36,13 @@ pub struct qhal_manifest {
     pub reserved: u32,
 }
 
+/// `cpu_features`: x86-64 AVX2, FMA and F16C.
+pub const QHAL_CPU_AVX2: u64 = 1 << 0;
+/// `cpu_features`: x86-64 AVX-512 F, BW, VL and DQ.
+pub const QHAL_CPU_AVX512: u64 = 1 << 1;
+/// `cpu_features`: AArch64 Advanced SIMD.
+pub const QHAL_CPU_NEON: u64 = 1 << 2;
+
 /// Runs on the host's cores.
 pub const QHAL_KIND_CPU: u32 = 1;
 /// A graphics processor.
@@ -109,17 +116,19 @@ pub const QHAL_FEATURE_REGION: u64 = 1 << 11;
 pub const QHAL_FEATURE_PARTITION: u64 = 1 << 12;
 /// Kernels read and write host memory directly; no staging is needed.
 pub const QHAL_FEATURE_UNIFIED: u64 = 1 << 13;
+/// Work of a stream is complete when the call that enqueued it returns.
+pub const QHAL_FEATURE_INLINE: u64 = 1 << 14;
 
 /// Values of the type can be stored.
-pub const QHAL_DTYPE_STORE: u32 = 1;
+pub const QHAL_DTYPE_CAN_STORE: u32 = 1;
 /// Values can be converted to and from f32.
-pub const QHAL_DTYPE_CONVERT: u32 = 2;
+pub const QHAL_DTYPE_CAN_CONVERT: u32 = 2;
 /// Arithmetic exists.
-pub const QHAL_DTYPE_COMPUTE: u32 = 4;
+pub const QHAL_DTYPE_CAN_COMPUTE: u32 = 4;
 /// Can be an accumulator.
-pub const QHAL_DTYPE_ACCUMULATE: u32 = 8;
+pub const QHAL_DTYPE_CAN_ACCUMULATE: u32 = 8;
 /// The matrix unit takes it.
-pub const QHAL_DTYPE_MATRIX: u32 = 16;
+pub const QHAL_DTYPE_CAN_MATRIX: u32 = 16;
 
 /// What a device can do with one dtype.
 #[repr(C)]
@@ -129,7 +138,7 @@ pub struct qhal_dtype_caps {
     pub struct_size: u32,
     /// Code of [`crate::ops`].
     pub dtype: u32,
-    /// `QHAL_DTYPE_*` bits.
+    /// `QHAL_DTYPE_CAN_*` bits.
     pub bits: u32,
     /// 0 unknown, 1 declared by a data sheet, 2 measured.
     pub peak_source: u32,
@@ -153,7 +162,7 @@ pub struct qhal_device_caps {
     pub memory_total: u64,
     /// Largest single allocation.
     pub max_allocation: u64,
-    /// Alignment that every slice needs.
+    /// Alignment that every slice's offset needs beyond the natural one (the element's size; 1 for block formats).
     pub buffer_alignment: u64,
     /// Granularity of `vmm` commits.
     pub vmm_granularity: u64,

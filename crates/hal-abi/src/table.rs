@@ -15,6 +15,34 @@ pub type qhal_plugin_manifest_fn = unsafe extern "C" fn() -> *const qhal_manifes
 /// The host table stays valid for the life of the process.
 pub type qhal_plugin_query_fn = unsafe extern "C" fn(u32, u32, *const qhal_host_api) -> *const qhal_plugin_api;
 
+/// The two entry points of a plugin that is linked into the program instead of being loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct LinkedPlugin {
+    manifest: qhal_plugin_manifest_fn,
+    query: qhal_plugin_query_fn,
+}
+
+impl LinkedPlugin {
+    /// Vouches for two entry points, so that safe code may use them.
+    ///
+    /// # Safety
+    /// Both functions keep the rules of this ABI.
+    #[must_use]
+    pub const unsafe fn new(manifest: qhal_plugin_manifest_fn, query: qhal_plugin_query_fn) -> Self {
+        Self { manifest, query }
+    }
+    /// The manifest entry point.
+    #[must_use]
+    pub const fn manifest(&self) -> qhal_plugin_manifest_fn {
+        self.manifest
+    }
+    /// The query entry point.
+    #[must_use]
+    pub const fn query(&self) -> qhal_plugin_query_fn {
+        self.query
+    }
+}
+
 /// Body of a parallel loop: (user, task index).
 pub type qhal_task_fn = unsafe extern "C" fn(qhal_user, u64);
 
