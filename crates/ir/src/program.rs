@@ -1,0 +1,105 @@
+//! The lowered form: a flat list of instructions whose operands have a place. The runtime turns each instruction into a
+//! plan of a device once, and walks the list at every step.
+
+use qwen_formats::DType;
+
+use crate::{Compute, Dim, Op, StateId, Symbol, SymbolBounds, Tolerance, WeightId};
+
+/// Where an operand is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In the arena of temporaries, at this byte.
+    Arena {
+        /// First byte.
+        offset: u64,
+    },
+    /// A weight: declaration and index into its sources.
+    Weight {
+        /// Declaration.
+        id: WeightId,
+        /// Which of its sources.
+        source: u32,
+    },
+    /// Table `index` of [`Program::constants`].
+    Constant {
+        /// Index.
+        index: u32,
+    },
+    /// The cache of a layer: declaration and index of the layer within it.
+    State {
+        /// Declaration.
+        id: StateId,
+        /// Index of the layer within the declaration.
+        layer: u32,
+    },
+    /// Input `index` of [`Program::inputs`].
+    Input {
+        /// Index.
+        index: u32,
+    },
+    /// The logits.
+    Logits,
+    /// An absent optional operand.
+    Absent,
+}
+
+/// An operand.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Operand {
+    /// Where it starts.
+    pub place: Place,
+    /// Byte offset within the place: the first column of a column range.
+    pub byte_offset: u64,
+    /// Storage type.
+    pub dtype: DType,
+    /// Sizes, outermost first.
+    pub shape: Vec<Dim>,
+    /// Elements from row to row (of the outermost dimension of a matrix); equals the row if dense.
+    pub row_stride: u64,
+    /// Scales follow: rows and columns of a block.
+    pub block_scale: Option<(u32, u32)>,
+}
+
+/// One launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Instruction {
+    /// Kind with attributes; never a source, `columns` or `layers`.
+    pub op: Op,
+    /// Operands read, in the order of the C ABI's op vocabulary; states included where the vocabulary lists a cache.
+    pub inputs: Vec<Operand>,
+    /// Operands written, likewise.
+    pub outputs: Vec<Operand>,
+    /// Form of products per segment; empty for ops without.
+    pub compute: Vec<Compute>,
+    /// Error class.
+    pub tolerance: Tolerance,
+    /// Layer and part, for reports.
+    pub origin: String,
+}
+
+/// A whole step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Program {
+    /// Name of the model.
+    pub name: String,
+    /// Bounds that the places were planned for.
+    pub bounds: SymbolBounds,
+    /// Names of the inputs.
+    pub inputs: Vec<&'static str>,
+    /// Computed tables.
+    pub constants: Vec<Vec<f32>>,
+    /// In order.
+    pub instructions: Vec<Instruction>,
+    /// Bytes of the arena at the largest sizes.
+    pub arena_bytes: u64,
+    /// Shape of the logits: [R, vocab].
+    pub vocab_size: u64,
+}
+
+impl Program {
+    /// Index of a symbol in launch arguments.
+    #[must_use]
+    pub const fn symbol_index(symbol: Symbol) -> usize {
+        symbol as usize
+    }
+}
