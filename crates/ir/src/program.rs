@@ -5,11 +5,30 @@ use qwen_formats::DType;
 
 use crate::{Compute, Dim, Op, StateId, Symbol, SymbolBounds, Tolerance, WeightId};
 
+/// Pools of temporaries. Each is one buffer whose offsets are planned by lifetime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum ArenaPool {
+    /// Activations.
+    Temporary = 0,
+    /// Router logits, chosen experts, dispatch tables: small, needed at once by every expert, fixed for the longest step.
+    Router = 1,
+    /// Activations of experts (results of grouped linear layers): large, and sized by how many tokens a step has.
+    Expert = 2,
+}
+
+impl ArenaPool {
+    /// All pools, by index.
+    pub const ALL: [Self; 3] = [Self::Temporary, Self::Router, Self::Expert];
+}
+
 /// Where an operand is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// In the arena of temporaries, at this byte.
+    /// In a pool of temporaries, at this byte.
     Arena {
+        /// Pool.
+        pool: ArenaPool,
         /// First byte.
         offset: u64,
     },
@@ -90,8 +109,8 @@ pub struct Program {
     pub constants: Vec<Vec<f32>>,
     /// In order.
     pub instructions: Vec<Instruction>,
-    /// Bytes of the arena at the largest sizes.
-    pub arena_bytes: u64,
+    /// Bytes of each [`ArenaPool`] at the largest sizes.
+    pub arena_bytes: [u64; 3],
     /// Shape of the logits: [R, vocab].
     pub vocab_size: u64,
 }
