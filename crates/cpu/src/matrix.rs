@@ -106,7 +106,6 @@ impl<'a, T> MatrixMut<'a, T> {
     /// # Panics
     /// If `i` is not below `rows`.
     #[must_use]
-    #[expect(clippy::mut_from_ref, reason = "threads take disjoint rows of one shared view")]
     pub unsafe fn row_mut(&self, i: usize) -> &'a mut [T] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
         // SAFETY: in range by construction, exclusive by the caller's promise.

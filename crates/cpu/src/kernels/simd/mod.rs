@@ -1,0 +1,252 @@
+//! Sixteen f32 lanes, with the same bits on every instruction set.
+//!
+//! A kernel is written once, generic over [`Simd`], and compiled three times by [`dispatch`]: with arrays
+//! ([`Scalar`], the twin that the others are compared with), with pairs of AVX2 registers and with AVX-512 registers.
+//! Invariant: each method gives identical bits in all three (NaN payloads aside), so a kernel's result does not depend on
+//! the instruction set. A token of a vector type exists only where the processor has the instructions, which makes the
+//! arithmetic safe to call; only access through pointers is not.
+//!
+//! Everything here and every kernel body is `inline(always)`: the instructions become available in the function that
+//! [`dispatch`] enters, so code that is not inlined into it (a closure, for instance) would call them one by one.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use scalar::Scalar;
+
+use crate::isa::Isa;
+
+/// Lanes of a vector.
+pub const LANES: usize = 16;
+
+/// A token for an instruction set and the operations on vectors of [`LANES`] f32 values.
+pub trait Simd: Copy + Send + Sync {
+    /// The vector.
+    type V: Copy;
+    /// Vectors of a row of a register tile that has six rows.
+    const TILE_VECTORS: usize;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// From an array.
+    fn of(self, x: [f32; LANES]) -> Self::V;
+    /// To an array.
+    fn to_array(self, x: Self::V) -> [f32; LANES];
+
+    /// Sixteen values at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for 16 reads; no alignment is needed, here and in all the following.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// Writes sixteen values at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for 16 writes.
+    unsafe fn store(self, p: *mut f32, x: Self::V);
+    /// `n < 16` values at `p`, `fill` in the other lanes.
+    ///
+    /// # Safety
+    /// `p` is valid for `n` reads.
+    #[inline(always)]
+    unsafe fn load_partial(self, p: *const f32, n: usize, fill: f32) -> Self::V {
+        let mut lanes = [fill; LANES];
+        // SAFETY: n values by the caller's promise, at most 16 of the array.
+        unsafe { std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n.min(LANES)) };
+        self.of(lanes)
+    }
+    /// Writes the first `n < 16` lanes at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for `n` writes.
+    #[inline(always)]
+    unsafe fn store_partial(self, p: *mut f32, n: usize, x: Self::V) {
+        let lanes = self.to_array(x);
+        // SAFETY: as in `load_partial`.
+        unsafe { std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n.min(LANES)) };
+    }
+    /// Sixteen half-precision values at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for 16 reads.
+    unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// Rounds to half precision (nearest even) and writes at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for 16 writes.
+    unsafe fn store_f16(self, p: *mut u16, x: Self::V);
+    /// Sixteen bfloat16 values at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for 16 reads.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// Rounds to bfloat16 (nearest even) and writes at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for 16 writes.
+    unsafe fn store_bf16(self, p: *mut u16, x: Self::V);
+
+    /// a + b
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// a - b
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// a b
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// a / b
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// a b + c, rounded once.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// a if a > b, else b: `max(x, y)` is y where x is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// a if a < b, else b.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// x 2^n for whole n in -256..=256 and x in 0.5..2 (or NaN), rounded once.
+    fn scale_by_power(self, x: Self::V, n: Self::V) -> Self::V;
+    /// The sum of the lanes: lane i + lane i+8, then 4, 2, 1 apart.
+    fn reduce_add(self, x: Self::V) -> f32;
+    /// The largest lane; NaN lanes count as smallest.
+    #[inline(always)]
+    fn reduce_max(self, x: Self::V) -> f32 {
+        let mut best = f32::NEG_INFINITY;
+        for lane in self.to_array(x) {
+            best = if lane > best { lane } else { best };
+        }
+        best
+    }
+    /// Rows to columns.
+    fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES];
+}
+
+/// A kernel body, to be compiled for an instruction set.
+pub trait Kernel {
+    /// What it returns.
+    type Output;
+    /// The body; must be `#[inline(always)]`.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Runs a kernel with `isa`, or with [`Scalar`] where the processor lacks it.
+pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if isa == Isa::Avx512 && avx512::supported() {
+            // SAFETY: the instructions are there.
+            return unsafe { avx512::run(kernel) };
+        }
+        if isa == Isa::Avx2 && avx2::supported() {
+            // SAFETY: the instructions are there.
+            return unsafe { avx2::run(kernel) };
+        }
+    }
+    let _ = isa;
+    kernel.run(Scalar)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every operation on awkward values, as bits.
+    struct Everything;
+
+    impl Kernel for Everything {
+        type Output = Vec<u32>;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<u32> {
+            let values: Vec<f32> = (0..256)
+                .map(|i| {
+                    let exponent = (i % 23) as f32 - 11.0;
+                    (((i * 7919) % 1013) as f32 / 506.0 - 1.0) * (exponent * 1.7).exp2()
+                })
+                .chain([0.0, -0.0, 65504.0, 65520.0, 1e-7, 6e-8, 2.9e-8, f32::INFINITY, f32::NEG_INFINITY])
+                .chain([1e-40, -1e-40, 3e38, 1.0, 0.333_333_34, 1.001_953_1, 2049.0])
+                .collect();
+            let mut bits = Vec::new();
+            let (first, _) = values.as_chunks::<LANES>();
+            for pair in first.windows(2) {
+                let (a, b) = (s.of(pair[0]), s.of(pair[1]));
+                for v in [
+                    s.add(a, b),
+                    s.sub(a, b),
+                    s.mul(a, b),
+                    s.div(a, s.add(s.splat(3.0), s.mul(b, b))),
+                    s.fma(a, b, a),
+                    s.max(a, b),
+                    s.min(a, b),
+                    s.scale_by_power(s.splat(1.5), s.splat(-130.0)),
+                ] {
+                    bits.extend(s.to_array(v).map(f32::to_bits));
+                }
+                let mut half = [0u16; LANES];
+                let mut brain = [0u16; LANES];
+                // SAFETY: arrays of 16.
+                let back = unsafe {
+                    s.store_f16(half.as_mut_ptr(), a);
+                    s.store_bf16(brain.as_mut_ptr(), a);
+                    (s.load_f16(half.as_ptr()), s.load_bf16(brain.as_ptr()))
+                };
+                bits.extend(half.map(u32::from));
+                bits.extend(brain.map(u32::from));
+                bits.extend(s.to_array(back.0).map(f32::to_bits));
+                bits.extend(s.to_array(back.1).map(f32::to_bits));
+                bits.push(s.reduce_add(a).to_bits());
+                bits.push(s.reduce_max(a).to_bits());
+            }
+            let mut square = [s.splat(0.0); LANES];
+            for (row, chunk) in square.iter_mut().zip(first) {
+                *row = s.of(*chunk);
+            }
+            let turned = s.transpose(square);
+            for (i, row) in turned.into_iter().enumerate() {
+                for (j, value) in s.to_array(row).into_iter().enumerate() {
+                    assert_eq!(value.to_bits(), first[j][i].to_bits());
+                }
+            }
+            bits.iter().map(|&b| if f32::from_bits(b).is_nan() { 0x7fc0_0000 } else { b }).collect()
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let expected = dispatch(Isa::Scalar, Everything);
+        for isa in Isa::available() {
+            assert!(dispatch(isa, Everything) == expected, "{}", isa.name());
+        }
+    }
+
+    /// All half-precision patterns, converted.
+    struct AllHalves;
+
+    impl Kernel for AllHalves {
+        type Output = Vec<u32>;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<u32> {
+            let all: Vec<u16> = (0..=u16::MAX).collect();
+            let (chunks, _) = all.as_chunks::<LANES>();
+            let mut bits = Vec::new();
+            for chunk in chunks {
+                // SAFETY: arrays of 16.
+                let (f, b) = unsafe { (s.load_f16(chunk.as_ptr()), s.load_bf16(chunk.as_ptr())) };
+                bits.extend(s.to_array(f).map(f32::to_bits));
+                bits.extend(s.to_array(b).map(f32::to_bits));
+            }
+            bits
+        }
+    }
+
+    #[test]
+    fn every_sixteen_bit_float_converts_alike() {
+        let expected = dispatch(Isa::Scalar, AllHalves);
+        for isa in Isa::available() {
+            assert!(dispatch(isa, AllHalves) == expected, "{}", isa.name());
+        }
+    }
+}
