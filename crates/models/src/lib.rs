@@ -1,1 +1,5 @@
 //! Model families as data, tokenizers, chat templates and model sources.
+
+#![forbid(unsafe_code)]
+
+pub mod tokenizer;
