@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::FormatError;
 
 /// Reads little-endian fields one after another; never allocates.
+#[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     path: &'a Path,
     bytes: &'a [u8],

@@ -28,9 +28,9 @@ const MAX_NAME: usize = 64;
 const MIN_KEY_VALUE_BYTES: u64 = 14;
 /// Length (8), one byte of text, dimension count (4), type (4), offset (8).
 const MIN_TENSOR_BYTES: u64 = 25;
-/// Far above any real model; keeps the bookkeeping of a hostile file of minimal entries small.
-const MAX_TENSORS: u64 = 1 << 20;
-const MAX_KEYS: u64 = 1 << 16;
+/// Far above any real model: bounds the bookkeeping for a hostile file of minimal entries to about 10 MB.
+const MAX_TENSORS: u64 = 1 << 16;
+const MAX_KEYS: u64 = 1 << 13;
 
 /// The header of one GGUF file.
 #[derive(Debug)]

@@ -247,11 +247,15 @@ fn parse_items<T, const N: usize>(
 fn parse_strings(reader: &mut Reader<'_>, count: u64, what: &Label<'_>) -> Result<StringArray, FormatError> {
     const LENGTH_BYTES: u64 = 8;
     let count = reader.bounded_count(count, LENGTH_BYTES, what)?;
-    let mut strings = StringArray { bytes: Vec::new(), ends: Vec::with_capacity(count) };
+    // Two walks: the first checks and adds up, so that the second allocates once and exactly.
+    let (mut scout, mut total) = (*reader, 0);
+    for _ in 0..count {
+        total += scout.string(what)?.len();
+    }
+    let mut strings = StringArray { bytes: Vec::with_capacity(total), ends: Vec::with_capacity(count) };
     for _ in 0..count {
         strings.push(reader.string(what)?);
     }
-    strings.bytes.shrink_to_fit();
     Ok(strings)
 }
 

@@ -3,13 +3,16 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use super::{MAX_DIMENSIONS, MAX_TENSORS};
 
 /// One tensor as the header states it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
     pub(super) dtype: String,
+    #[serde(deserialize_with = "bounded_shape")]
     pub(super) shape: Vec<u64>,
     pub(super) data_offsets: (u64, u64),
 }
@@ -40,6 +43,9 @@ impl<'de> Visitor<'de> for HeaderVisitor {
         let mut metadata: Option<Vec<(String, String)>> = None;
         let mut entries = Vec::new();
         while let Some(name) = map.next_key::<String>()? {
+            if entries.len() == MAX_TENSORS {
+                return Err(A::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
+            }
             if name != "__metadata__" {
                 entries.push((name, map.next_value::<Entry>()?));
             } else if metadata.replace(map.next_value::<UniqueMap>()?.0).is_some() {
@@ -49,6 +55,32 @@ impl<'de> Visitor<'de> for HeaderVisitor {
         sort_unique(&mut entries).map_err(A::Error::custom)?;
         Ok(Header { metadata: metadata.unwrap_or_default(), entries })
     }
+}
+
+/// Stops at [`MAX_DIMENSIONS`]: a dimension takes two bytes of text but eight in memory.
+fn bounded_shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    struct ShapeVisitor;
+
+    impl<'de> Visitor<'de> for ShapeVisitor {
+        type Value = Vec<u64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "an array of at most {MAX_DIMENSIONS} dimensions")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Vec<u64>, A::Error> {
+            let mut shape = Vec::new();
+            while let Some(dimension) = sequence.next_element()? {
+                if shape.len() == MAX_DIMENSIONS {
+                    return Err(A::Error::invalid_length(MAX_DIMENSIONS + 1, &self));
+                }
+                shape.push(dimension);
+            }
+            Ok(shape)
+        }
+    }
+
+    deserializer.deserialize_seq(ShapeVisitor)
 }
 
 /// A JSON object of strings as sorted pairs; duplicate keys are an error.

@@ -32,9 +32,10 @@ pub fn parse_safetensors_index(bytes: &[u8]) -> Result<SafetensorsIndex, FormatE
 
 fn parse_index(path: &Path, bytes: &[u8]) -> Result<SafetensorsIndex, FormatError> {
     let IndexJson { weight_map: UniqueMap(pairs) } = parse_json(path, bytes, 0, "index")?;
-    let mut files: Vec<String> = pairs.iter().map(|(_, file)| file.clone()).collect();
-    files.sort_unstable();
-    files.dedup();
+    let mut names: Vec<&str> = pairs.iter().map(|(_, file)| file.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let files: Vec<String> = names.into_iter().map(str::to_owned).collect();
     if let Some(file) = files.iter().find(|file| !is_plain_name(file)) {
         let expected = "plain file names that end in .safetensors";
         return Err(invalid(path, "weight_map", 0, expected, quote(file.as_bytes())));

@@ -20,6 +20,10 @@ use header::{Entry, Header};
 
 /// Longest JSON that is read at all.
 const MAX_JSON: u64 = 100_000_000;
+/// Far above any real file: bounds the bookkeeping for a hostile header of minimal entries.
+const MAX_TENSORS: usize = 1 << 18;
+/// As many dimensions as anybody uses, and more.
+const MAX_DIMENSIONS: usize = 16;
 
 /// The header of one safetensors file.
 #[derive(Debug)]
