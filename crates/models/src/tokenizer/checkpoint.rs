@@ -117,10 +117,10 @@ fn set_special(
     let adds_bos = config.tokenizer_class.as_ref().is_some_and(|class| class.starts_with("LlamaTokenizer"));
     let mut prefix = tokenizer.prefix.clone();
     let mut suffix = tokenizer.suffix.clone();
-    if let Some(add) = config.add_bos_token.or(adds_bos.then_some(true)) {
+    if let Some(add) = config.add_bos_token.or(adds_bos.then_some(true)).filter(|&add| !add || bos.is_some()) {
         prefix = bos.filter(|_| add).into_iter().collect();
     }
-    if let Some(add) = config.add_eos_token {
+    if let Some(add) = config.add_eos_token.filter(|&add| !add || eos.is_some()) {
         suffix = eos.filter(|_| add).into_iter().collect();
     }
     tokenizer.set_frame(prefix, suffix)
