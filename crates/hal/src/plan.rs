@@ -1,0 +1,661 @@
+//! Planned ops: what the device answers, and launches that check their operands without allocating.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError, RwLockReadGuard};
+
+use qwen_hal_abi::ops::{QHAL_DTYPE_NONE, dtype_block};
+use qwen_hal_abi::{
+    QHAL_MAX_PACKED, QHAL_MAX_RANK, QHAL_SUPPORT_EMULATED, QHAL_SUPPORT_NATIVE, QHAL_SUPPORT_NO, QHAL_SUPPORT_TUNED,
+    qhal_launch_args, qhal_plan, qhal_plan_info, qhal_plan_opts, qhal_slice, qhal_support, qhal_tensor_desc,
+};
+
+use crate::buffer::{Buffer, BufferInner, Slice};
+use crate::device::{Dead, DeviceInner, Zeroed};
+use crate::error::{HalError, LaunchError, PlanError};
+use crate::op::{OpDesc, extent_bytes};
+use crate::plugin::call;
+use crate::stream::{NO_SLICE, Stream};
+use crate::text::fixed_text;
+
+/// More workspace or packed bytes than this are not believed.
+const MAX_BYTES: u64 = 1 << 48;
+/// Stricter alignments than this are not believed.
+const MAX_ALIGNMENT: u64 = 1 << 30;
+
+/// How well a device has an op.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Support {
+    /// Not at all.
+    No {
+        /// The plugin's words.
+        reason: String,
+    },
+    /// Correct, but not in the device's own way.
+    Emulated(Estimate),
+    /// Yes.
+    Native(Estimate),
+    /// Yes, with parameters chosen by measurement.
+    Tuned(Estimate),
+}
+
+/// Cost at the expected dimensions, as far as the device knows.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Estimate {
+    /// Nanoseconds.
+    pub ns: Option<f64>,
+    /// Bytes moved.
+    pub bytes: Option<f64>,
+}
+
+impl Support {
+    /// Whether a plan can be made.
+    #[must_use]
+    pub const fn is_supported(&self) -> bool {
+        !matches!(self, Self::No { .. })
+    }
+
+    pub(crate) fn ask(device: &Arc<DeviceInner>, op: &OpDesc) -> Result<Self, PlanError> {
+        let plugin = &*device.plugin;
+        let symbols = op.check(plugin.name_arc())?;
+        let desc = op.raw(symbols.len());
+        let mut raw = qhal_support::zeroed();
+        raw.struct_size = size_of::<qhal_support>() as u32;
+        call!(plugin, op.name(), op_supports(device.raw.as_ptr(), &raw const desc, &raw mut raw))?;
+        let known = |value: f64| (value.is_finite() && value > 0.0).then_some(value);
+        let estimate = Estimate { ns: known(raw.estimated_ns), bytes: known(raw.estimated_bytes) };
+        Ok(match raw.level {
+            QHAL_SUPPORT_NO => Self::No { reason: fixed_text(&raw.reason) },
+            QHAL_SUPPORT_EMULATED => Self::Emulated(estimate),
+            QHAL_SUPPORT_NATIVE => Self::Native(estimate),
+            QHAL_SUPPORT_TUNED => Self::Tuned(estimate),
+            other => {
+                let error = plugin.contract("op_supports", "a level of QHAL_SUPPORT_*", other.to_string());
+                return Err(PlanError::Hal(error));
+            }
+        })
+    }
+}
+
+/// Wishes for a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PlanOptions {
+    /// `QHAL_PLAN_*` bits that the plan must have.
+    pub required_flags: u32,
+    /// Most bytes of workspace, 0 no limit.
+    pub max_workspace: u64,
+}
+
+/// What a plan needs and promises.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlanInfo {
+    /// `QHAL_PLAN_*` bits.
+    pub flags: u32,
+    /// Bit n: output 0 may be the very slice of input n.
+    pub in_place: u64,
+    /// Bytes of workspace at the largest dimensions.
+    pub workspace_bytes: u64,
+    /// Alignment of the workspace.
+    pub workspace_alignment: u64,
+    /// Bytes of the packed form per input, 0 = taken as it is. As long as the inputs.
+    pub packed_bytes: Vec<u64>,
+    /// Identity of the packed form per input.
+    pub packed_layout: Vec<u32>,
+    /// Operations at the expected dimensions.
+    pub flops: f64,
+    /// Bytes read at the expected dimensions.
+    pub bytes_read: f64,
+    /// Bytes written at the expected dimensions.
+    pub bytes_written: f64,
+    /// Kernel chosen.
+    pub kernel: String,
+    /// Identity for the tuning store.
+    pub content_hash: u64,
+}
+
+/// What a launch needs to know of an operand.
+#[derive(Debug, Clone)]
+struct Operand {
+    tensor: qhal_tensor_desc,
+    /// Bytes if they are the same at every launch.
+    fixed_bytes: Option<u64>,
+    /// What the offset must be a multiple of.
+    alignment: u64,
+    /// Bytes from row to row, 0 if there is one row.
+    pitch: u64,
+    /// Bytes of a row as far as it is used.
+    row: u64,
+}
+
+impl Operand {
+    fn new(tensor: &qhal_tensor_desc, packed: u64, device_alignment: u64) -> Self {
+        let rank = (tensor.rank as usize).min(QHAL_MAX_RANK);
+        let (block_len, block_bytes) = dtype_block(tensor.dtype).unwrap_or((1, 1));
+        let is_fixed = tensor.dim_symbol.iter().take(rank).all(|symbol| *symbol == 0);
+        let fixed_bytes = match packed {
+            0 if is_fixed => extent_bytes(tensor, tensor.dims.into_iter().take(rank)),
+            0 => None,
+            packed => Some(packed),
+        };
+        let natural = if block_len == 1 { u64::from(block_bytes) } else { 1 };
+        // Rows are what the outermost stride steps over; only then is "a column range of a wider matrix" meaningful.
+        let rows = rank >= 2 && block_len == 1 && packed == 0;
+        let bytes = |elements: i64| u64::try_from(elements).unwrap_or(0).saturating_mul(u64::from(block_bytes));
+        let mut inner = *tensor;
+        inner.strides.rotate_left(1);
+        let inner_dims = tensor.dim_max.into_iter().take(rank).skip(1);
+        Self {
+            tensor: *tensor,
+            fixed_bytes,
+            alignment: natural.max(device_alignment),
+            pitch: if rows { bytes(tensor.strides[0]) } else { 0 },
+            row: if rows { extent_bytes(&inner, inner_dims).unwrap_or(u64::MAX) } else { 0 },
+        }
+    }
+
+    const fn is_absent(&self) -> bool {
+        self.tensor.dtype == QHAL_DTYPE_NONE
+    }
+
+    /// Bytes at these values, which are within the planned ranges.
+    fn bytes(&self, symbols: &[i64]) -> u64 {
+        if let Some(bytes) = self.fixed_bytes {
+            return bytes;
+        }
+        let rank = (self.tensor.rank as usize).min(QHAL_MAX_RANK);
+        let dims =
+            self.tensor.dims.into_iter().zip(self.tensor.dim_symbol).take(rank).map(|(dim, symbol)| match symbol {
+                0 => dim,
+                symbol => symbols.get(symbol as usize - 1).copied().unwrap_or(dim),
+            });
+        // The largest dimensions were checked when the op was described, so this is never u64::MAX.
+        extent_bytes(&self.tensor, dims).unwrap_or(u64::MAX)
+    }
+}
+
+/// A prepared op. Any thread may launch it.
+pub struct Plan {
+    device: Arc<DeviceInner>,
+    raw: NonNull<qhal_plan>,
+    op: &'static str,
+    inputs: Vec<Operand>,
+    outputs: Vec<Operand>,
+    symbols: Vec<(i64, i64)>,
+    info: PlanInfo,
+}
+
+// SAFETY: the ABI lets any thread use a plan handle; the rest is Send and Sync by itself.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
+impl std::fmt::Debug for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plan").field("op", &self.op).field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Plan {
+    pub(crate) fn create(device: &Arc<DeviceInner>, op: &OpDesc, options: &PlanOptions) -> Result<Self, PlanError> {
+        let plugin = &*device.plugin;
+        let symbols = op.check(plugin.name_arc())?;
+        let desc = op.raw(symbols.len());
+        let opts = qhal_plan_opts {
+            struct_size: size_of::<qhal_plan_opts>() as u32,
+            required_flags: options.required_flags,
+            max_workspace: options.max_workspace,
+        };
+        let mut info = qhal_plan_info::zeroed();
+        info.struct_size = size_of::<qhal_plan_info>() as u32;
+        let mut raw = std::ptr::null_mut();
+        call!(
+            plugin,
+            op.name(),
+            plan_create(device.raw.as_ptr(), &raw const desc, &raw const opts, &raw mut raw, &raw mut info)
+        )?;
+        let raw = NonNull::new(raw).ok_or_else(|| plugin.contract("plan_create", "a plan", "null with status OK"))?;
+        let packed = |i: usize| info.packed_bytes.get(i).copied().unwrap_or(0);
+        let alignment = device.caps.buffer_alignment;
+        let inputs = op.inputs().iter().enumerate().map(|(i, t)| Operand::new(t.raw(), packed(i), alignment)).collect();
+        let outputs = op.outputs().iter().map(|t| Operand::new(t.raw(), 0, alignment)).collect();
+        // From here on the plan is destroyed on every way out.
+        let plan = Self {
+            device: Arc::clone(device),
+            raw,
+            op: op.name(),
+            inputs,
+            outputs,
+            symbols,
+            info: read_info(&info, op.inputs().len()),
+        };
+        plan.check_info(&info, options)?;
+        Ok(plan)
+    }
+
+    fn check_info(&self, raw: &qhal_plan_info, options: &PlanOptions) -> Result<(), HalError> {
+        let contract = |expected: String, found: String| self.device.plugin.contract("plan_create", expected, found);
+        let missing = options.required_flags & !raw.flags;
+        if missing != 0 {
+            return Err(contract("the required flags or a refusal".into(), format!("a plan without {missing:#x}")));
+        }
+        let limit = if options.max_workspace == 0 { MAX_BYTES } else { options.max_workspace };
+        if raw.workspace_bytes > limit {
+            return Err(contract(format!("at most {limit} bytes of workspace"), raw.workspace_bytes.to_string()));
+        }
+        let alignment = raw.workspace_alignment;
+        if alignment > MAX_ALIGNMENT || (alignment != 0 && !alignment.is_power_of_two()) {
+            return Err(contract("a power of two as workspace alignment".into(), alignment.to_string()));
+        }
+        for (i, bytes) in raw.packed_bytes.iter().enumerate().filter(|(_, bytes)| **bytes != 0) {
+            let is_input = self.inputs.get(i).is_some_and(|input| !input.is_absent());
+            if !is_input || *bytes > MAX_BYTES {
+                return Err(contract(
+                    format!("a packed form of at most {MAX_BYTES} bytes of an input"),
+                    format!("{bytes} bytes of input {i}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the plan needs and promises.
+    #[must_use]
+    pub const fn info(&self) -> &PlanInfo {
+        &self.info
+    }
+    /// Name of the op.
+    #[must_use]
+    pub const fn op(&self) -> &'static str {
+        self.op
+    }
+    /// Number of operands that are read.
+    #[must_use]
+    pub fn num_inputs(&self) -> usize {
+        self.inputs.len()
+    }
+    /// Number of operands that are written.
+    #[must_use]
+    pub fn num_outputs(&self) -> usize {
+        self.outputs.len()
+    }
+    /// Smallest and largest value of each symbol.
+    #[must_use]
+    pub fn symbols(&self) -> &[(i64, i64)] {
+        &self.symbols
+    }
+    /// Bytes that input `i` must have at the largest values; 0 if it is absent or does not exist.
+    #[must_use]
+    pub fn input_bytes(&self, i: usize) -> u64 {
+        self.inputs.get(i).map_or(0, |operand| self.max_bytes(operand))
+    }
+    /// Bytes that output `i` must have at the largest values; 0 if it does not exist.
+    #[must_use]
+    pub fn output_bytes(&self, i: usize) -> u64 {
+        self.outputs.get(i).map_or(0, |operand| self.max_bytes(operand))
+    }
+
+    fn max_bytes(&self, operand: &Operand) -> u64 {
+        if operand.is_absent() {
+            return 0;
+        }
+        let rank = operand.tensor.rank as usize;
+        operand
+            .fixed_bytes
+            .or_else(|| extent_bytes(&operand.tensor, operand.tensor.dim_max.into_iter().take(rank)))
+            .unwrap_or(0)
+    }
+
+    /// Lays weight `input` out as the plan wants it: from `src`, as in the file, to `dst` of `packed_bytes`.
+    ///
+    /// # Errors
+    /// [`LaunchError::Argument`] if the plan does not pack this input or a slice does not fit; else what the plugin reports.
+    pub fn prepack(&self, stream: &Stream, input: usize, src: &Slice, dst: &Slice) -> Result<(), LaunchError> {
+        let packed = self.info.packed_bytes.get(input).copied().unwrap_or(0);
+        let (Some(operand), true) = (self.inputs.get(input), packed > 0) else {
+            let expected = "an input with packed_bytes".to_owned();
+            return Err(self.argument(Role::Input.at(input), expected, "one that is taken as it is".into()));
+        };
+        self.check_stream(stream)?;
+        let unpacked = Operand::new(&operand.tensor, 0, 1);
+        let source = self.max_bytes(&unpacked);
+        let (src_slice, dst_slice) = (src.raw(), dst.raw());
+        self.check_slice(Role::Source, 0, &src.buffer.0, &src_slice, source, unpacked.alignment, false)?;
+        let alignment = self.info.workspace_alignment.max(self.device.caps.buffer_alignment);
+        self.check_slice(Role::Target, 0, &dst.buffer.0, &dst_slice, packed, alignment, true)?;
+        let _gate = self.gate(src.buffer.0.is_reserved() || dst.buffer.0.is_reserved());
+        stream.mark_busy();
+        Ok(call!(
+            &self.device.plugin,
+            self.op,
+            plan_prepack(self.raw.as_ptr(), stream.raw.as_ptr(), input as u32, src_slice, dst_slice)
+        )?)
+    }
+
+    /// Enqueues the op. Allocates nothing and does not wait.
+    ///
+    /// # Errors
+    /// [`LaunchError::Argument`] if an operand or value does not fit the plan; else what the plugin reports.
+    pub fn launch(&self, stream: &Stream, args: &LaunchArgs) -> Result<(), LaunchError> {
+        self.check_stream(stream)?;
+        self.check_symbols(&args.symbols)?;
+        // Taken before the ranges are checked, so that what was committed then is still committed when it is used.
+        let _gate = self.gate(args.uses_reserved());
+        self.check_operands(args)?;
+        let raw = qhal_launch_args {
+            struct_size: size_of::<qhal_launch_args>() as u32,
+            num_inputs: args.inputs.slices.len() as u32,
+            num_outputs: args.outputs.slices.len() as u32,
+            num_symbols: args.symbols.len() as u32,
+            inputs: args.inputs.slices.as_ptr(),
+            outputs: args.outputs.slices.as_ptr(),
+            workspace: args.workspace.0,
+            symbol_values: args.symbols.as_ptr(),
+        };
+        stream.mark_busy();
+        Ok(call!(&self.device.plugin, self.op, plan_launch(self.raw.as_ptr(), stream.raw.as_ptr(), &raw const raw))?)
+    }
+
+    fn gate(&self, needed: bool) -> Option<RwLockReadGuard<'_, ()>> {
+        needed.then(|| self.device.gate.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn check_stream(&self, stream: &Stream) -> Result<(), LaunchError> {
+        if Arc::ptr_eq(&stream.device, &self.device) {
+            return Ok(());
+        }
+        Err(self.argument("stream".into(), "one of the plan's device".into(), "one of another device".into()))
+    }
+
+    fn check_symbols(&self, values: &[i64]) -> Result<(), LaunchError> {
+        if values.len() != self.symbols.len() {
+            return Err(self.argument("symbols".into(), self.symbols.len().to_string(), values.len().to_string()));
+        }
+        for (i, (value, (min, max))) in values.iter().zip(&self.symbols).enumerate() {
+            if value < min || value > max {
+                return Err(self.argument(format!("symbol {i}"), format!("{min}..={max}"), value.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_operands(&self, args: &LaunchArgs) -> Result<(), LaunchError> {
+        self.check_side(Role::Input, &self.inputs, &args.inputs, &args.symbols)?;
+        self.check_side(Role::Output, &self.outputs, &args.outputs, &args.symbols)?;
+        let (slice, owner) = &args.workspace;
+        if self.info.workspace_bytes > 0 {
+            let Some(owner) = owner else {
+                return Err(self.argument(
+                    "workspace".into(),
+                    format!("{} bytes", self.info.workspace_bytes),
+                    "none".into(),
+                ));
+            };
+            let alignment = self.info.workspace_alignment;
+            self.check_slice(Role::Workspace, 0, &owner.0, slice, self.info.workspace_bytes, alignment, true)?;
+        }
+        self.check_overlaps(args)
+    }
+
+    fn check_side(&self, role: Role, operands: &[Operand], given: &Side, symbols: &[i64]) -> Result<(), LaunchError> {
+        if operands.len() != given.slices.len() {
+            let what = format!("number of {}s", role.name());
+            return Err(self.argument(what, operands.len().to_string(), given.slices.len().to_string()));
+        }
+        for (i, (operand, (slice, owner))) in operands.iter().zip(given.slices.iter().zip(&given.owners)).enumerate() {
+            match owner {
+                Some(owner) if !operand.is_absent() => {
+                    let write = matches!(role, Role::Output);
+                    self.check_slice(role, i, &owner.0, slice, operand.bytes(symbols), operand.alignment, write)?;
+                }
+                None if operand.is_absent() => {}
+                Some(_) => return Err(self.argument(role.at(i), "none, as planned".into(), "a slice".into())),
+                None => return Err(self.argument(role.at(i), "a slice".into(), "none".into())),
+            }
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one check for every kind of slice")]
+    fn check_slice(
+        &self,
+        role: Role,
+        index: usize,
+        owner: &BufferInner,
+        slice: &qhal_slice,
+        bytes: u64,
+        alignment: u64,
+        write: bool,
+    ) -> Result<(), LaunchError> {
+        if !Arc::ptr_eq(&owner.device, &self.device) {
+            return Err(self.argument(
+                role.at(index),
+                "a buffer of the plan's device".into(),
+                "one of another device".into(),
+            ));
+        }
+        if slice.size < bytes {
+            return Err(self.argument(role.at(index), format!("{bytes} bytes"), slice.size.to_string()));
+        }
+        if slice.offset & alignment.saturating_sub(1) != 0 {
+            let expected = format!("an offset that is a multiple of {alignment}");
+            return Err(self.argument(role.at(index), expected, slice.offset.to_string()));
+        }
+        match owner.fault(slice.offset, bytes, write) {
+            None => Ok(()),
+            Some((expected, found)) => Err(self.argument(role.at(index), expected, found)),
+        }
+    }
+
+    /// No output may share bytes with another operand, but for the in-place pairs that the plan announced.
+    fn check_overlaps(&self, args: &LaunchArgs) -> Result<(), LaunchError> {
+        let extent =
+            |operand: &Operand, slice: &qhal_slice| (slice.offset, slice.offset + operand.bytes(&args.symbols));
+        for (o, (out_operand, out)) in self.outputs.iter().zip(&args.outputs.slices).enumerate() {
+            let (start, end) = extent(out_operand, out);
+            let ws = &args.workspace.0;
+            if ws.buffer == out.buffer && ws.offset < end && start < ws.offset + self.info.workspace_bytes {
+                return Err(self.argument(Role::Output.at(o), "memory of its own".into(), "the workspace".into()));
+            }
+            for (i, (operand, slice)) in self.inputs.iter().zip(&args.inputs.slices).enumerate() {
+                if slice.buffer != out.buffer {
+                    continue;
+                }
+                let (from, until) = extent(operand, slice);
+                let in_place = o == 0
+                    && self.info.in_place.checked_shr(i as u32).unwrap_or(0) & 1 == 1
+                    && slice.offset == out.offset
+                    && operand.pitch == out_operand.pitch;
+                if from < end && start < until && !in_place && !columns_apart(operand, slice, out_operand, out) {
+                    return Err(self.argument(
+                        Role::Output.at(o),
+                        "memory of its own".into(),
+                        format!("bytes of input {i}"),
+                    ));
+                }
+            }
+            for (p, (operand, slice)) in self.outputs.iter().zip(&args.outputs.slices).enumerate().take(o) {
+                let (from, until) = extent(operand, slice);
+                let overlap = slice.buffer == out.buffer && from < end && start < until;
+                if overlap && !columns_apart(operand, slice, out_operand, out) {
+                    return Err(self.argument(
+                        Role::Output.at(o),
+                        "memory of its own".into(),
+                        format!("bytes of output {p}"),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn argument(&self, what: String, expected: String, found: String) -> LaunchError {
+        LaunchError::Argument { plugin: Arc::clone(self.device.plugin.name_arc()), op: self.op, what, expected, found }
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        self.device.retire(Dead::Plan(self.raw));
+    }
+}
+
+/// Whether two operands are disjoint column ranges of one wider matrix.
+const fn columns_apart(a: &Operand, a_slice: &qhal_slice, b: &Operand, b_slice: &qhal_slice) -> bool {
+    if a.pitch == 0 || a.pitch != b.pitch {
+        return false;
+    }
+    let pitch = a.pitch;
+    // Column of b counted from a's first: b's must lie behind a's row and end before a's next one.
+    let (a_start, b_start) = (a_slice.offset % pitch, b_slice.offset % pitch);
+    let ahead = (b_start + pitch - a_start) % pitch;
+    a.row <= ahead && b.row <= pitch - ahead
+}
+
+fn read_info(raw: &qhal_plan_info, num_inputs: usize) -> PlanInfo {
+    let sane = |value: f64| if value.is_finite() && value >= 0.0 { value } else { 0.0 };
+    let padding = num_inputs.saturating_sub(QHAL_MAX_PACKED);
+    PlanInfo {
+        flags: raw.flags,
+        in_place: raw.in_place,
+        workspace_bytes: raw.workspace_bytes,
+        workspace_alignment: raw.workspace_alignment.max(1),
+        packed_bytes: raw
+            .packed_bytes
+            .iter()
+            .copied()
+            .take(num_inputs)
+            .chain(std::iter::repeat_n(0, padding))
+            .collect(),
+        packed_layout: raw
+            .packed_layout
+            .iter()
+            .copied()
+            .take(num_inputs)
+            .chain(std::iter::repeat_n(0, padding))
+            .collect(),
+        flops: sane(raw.flops),
+        bytes_read: sane(raw.bytes_read),
+        bytes_written: sane(raw.bytes_written),
+        kernel: fixed_text(&raw.kernel),
+        content_hash: raw.content_hash,
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Role {
+    Input,
+    Output,
+    Workspace,
+    Source,
+    Target,
+}
+
+impl Role {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Output => "output",
+            Self::Workspace => "workspace",
+            Self::Source => "prepack source",
+            Self::Target => "prepack target",
+        }
+    }
+    fn at(self, index: usize) -> String {
+        match self {
+            Self::Input | Self::Output => format!("{} {index}", self.name()),
+            _ => self.name().to_owned(),
+        }
+    }
+}
+
+/// Operands of one side, as plugins see them, beside what keeps them alive.
+#[derive(Debug, Clone, Default)]
+struct Side {
+    slices: Vec<qhal_slice>,
+    owners: Vec<Option<Buffer>>,
+}
+
+impl Side {
+    fn new(n: usize) -> Self {
+        Self { slices: vec![NO_SLICE; n], owners: vec![None; n] }
+    }
+    fn set(&mut self, i: usize, slice: Option<&Slice>) {
+        // Beyond the planned number the operand is kept, so that the launch can refuse the wrong count.
+        if i >= self.slices.len() {
+            self.slices.resize(i + 1, NO_SLICE);
+            self.owners.resize(i + 1, None);
+        }
+        if let (Some(to), Some(owner)) = (self.slices.get_mut(i), self.owners.get_mut(i)) {
+            *to = slice.map_or(NO_SLICE, Slice::raw);
+            match slice {
+                // The common case of moving within a buffer costs no reference count.
+                Some(slice) if owner.as_ref() == Some(&slice.buffer) => {}
+                slice => *owner = slice.map(|slice| slice.buffer.clone()),
+            }
+        }
+    }
+}
+
+/// Operands and values of launches, built once and changed in place.
+#[derive(Debug, Clone)]
+pub struct LaunchArgs {
+    inputs: Side,
+    outputs: Side,
+    workspace: (qhal_slice, Option<Buffer>),
+    symbols: Vec<i64>,
+}
+
+// SAFETY: the raw handles are only passed on together with their owners, which are Send and Sync.
+unsafe impl Send for LaunchArgs {}
+// SAFETY: as above.
+unsafe impl Sync for LaunchArgs {}
+
+impl LaunchArgs {
+    /// Room for the operands of a plan, all absent, and its symbols at their largest values.
+    #[must_use]
+    pub fn new(plan: &Plan) -> Self {
+        Self {
+            inputs: Side::new(plan.inputs.len()),
+            outputs: Side::new(plan.outputs.len()),
+            workspace: (NO_SLICE, None),
+            symbols: plan.symbols.iter().map(|(_, max)| *max).collect(),
+        }
+    }
+    /// Sets an operand that is read.
+    pub fn set_input(&mut self, i: usize, slice: &Slice) -> &mut Self {
+        self.inputs.set(i, Some(slice));
+        self
+    }
+    /// Sets an operand that is written.
+    pub fn set_output(&mut self, i: usize, slice: &Slice) -> &mut Self {
+        self.outputs.set(i, Some(slice));
+        self
+    }
+    /// Makes an optional operand absent.
+    pub fn clear_input(&mut self, i: usize) -> &mut Self {
+        self.inputs.set(i, None);
+        self
+    }
+    /// Sets the workspace.
+    pub fn set_workspace(&mut self, slice: &Slice) -> &mut Self {
+        self.workspace = (slice.raw(), Some(slice.buffer.clone()));
+        self
+    }
+    /// Sets a value; values beyond the planned number are ignored.
+    pub fn set_symbol(&mut self, i: usize, value: i64) -> &mut Self {
+        if let Some(slot) = self.symbols.get_mut(i) {
+            *slot = value;
+        }
+        self
+    }
+    /// The values.
+    #[must_use]
+    pub fn symbols_mut(&mut self) -> &mut [i64] {
+        &mut self.symbols
+    }
+
+    fn uses_reserved(&self) -> bool {
+        let sides = self.inputs.owners.iter().chain(&self.outputs.owners);
+        sides.chain(std::iter::once(&self.workspace.1)).flatten().any(|owner| owner.0.is_reserved())
+    }
+}
