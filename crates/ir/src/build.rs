@@ -39,12 +39,29 @@ impl<'a> Operands<'a> {
             _ => Err(fault(self.op, format!("operand {i} to be a matrix with constant columns"), ty.to_string())),
         }
     }
+    /// Outer sizes and the constant row size of operand `i`, which has two dimensions or more.
+    fn rows(&self, i: usize) -> Result<(&'a [Dim], u64), IrError> {
+        let ty = self.get(i)?;
+        match (ty.shape.split_last(), ty.columns()) {
+            (Some((_, rows)), Some(columns)) if !rows.is_empty() => Ok((rows, columns)),
+            _ => Err(fault(self.op, format!("operand {i} with rows of constant size"), ty.to_string())),
+        }
+    }
     fn columns(&self, i: usize, wanted: u64) -> Result<Dim, IrError> {
         let (rows, columns) = self.matrix(i)?;
         if columns == wanted {
             Ok(rows)
         } else {
             Err(fault(self.op, format!("operand {i} to have {wanted} columns"), columns.to_string()))
+        }
+    }
+    /// Columns of operand `i`, a matrix with the given rows.
+    fn columns_of_rows(&self, i: usize, wanted: Dim) -> Result<u64, IrError> {
+        let (rows, columns) = self.matrix(i)?;
+        if rows == wanted {
+            Ok(columns)
+        } else {
+            Err(fault(self.op, format!("operand {i} with {wanted} rows"), rows.to_string()))
         }
     }
     fn shape(&self, i: usize, wanted: &[Dim]) -> Result<(), IrError> {
@@ -116,29 +133,33 @@ pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result
             let rows = operands.columns(0, width)?;
             operands.shape(1, &[rows])?;
             operands.shape(2, &[columns(rope.rotary_dim / 2)])?;
-            if rope.rotary_dim % 2 != 0 || rope.rotary_offset + rope.rotary_dim > rope.head_dim {
+            if rope.rotary_dim % 2 != 0
+                || u64::from(rope.rotary_offset) + u64::from(rope.rotary_dim) > u64::from(rope.head_dim)
+            {
                 return Err(fault(
                     op,
                     format!("an even rotary range within {} elements", rope.head_dim),
-                    format!("{}..{}", rope.rotary_offset, rope.rotary_offset + rope.rotary_dim),
+                    format!("{} from {}", rope.rotary_dim, rope.rotary_offset),
                 ));
             }
             vec![f32_type([rows, width.into()])]
         }
         Op::Glu(_) => {
             operands.count(2)?;
-            let (rows, width) = operands.matrix(0)?;
-            operands.shape(1, &[rows, width.into()])?;
-            vec![f32_type([rows, width.into()])]
+            let (rows, width) = operands.rows(0)?;
+            let shape: Vec<Dim> = rows.iter().copied().chain([width.into()]).collect();
+            operands.shape(1, &shape)?;
+            vec![f32_type(shape)]
         }
         Op::Binary(_) => {
             operands.count(2)?;
-            let (rows, width) = operands.matrix(0)?;
-            let (other_rows, other_width) = operands.matrix(1)?;
+            let (rows, width) = operands.rows(0)?;
+            let (other_rows, other_width) = operands.rows(1)?;
             if other_rows != rows || (other_width != width && other_width != 1) {
-                return Err(fault(op, format!("[{rows},{width}] or [{rows},1]"), operands.get(1)?.to_string()));
+                let expected = format!("operand 1 like operand 0, {}, or with one column", operands.get(0)?);
+                return Err(fault(op, expected, operands.get(1)?.to_string()));
             }
-            vec![f32_type([rows, width.into()])]
+            vec![f32_type(rows.iter().copied().chain([width.into()]))]
         }
         Op::Unary(_) | Op::Softmax => {
             operands.count(1)?;
@@ -153,7 +174,7 @@ pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result
         Op::KvAppend { state } => {
             operands.count(3)?;
             let (rows, _) = operands.matrix(0)?;
-            let elements = operands.matrix(0)?.1 + operands.matrix(1)?.1;
+            let elements = operands.matrix(0)?.1.saturating_add(operands.columns_of_rows(1, rows)?);
             let wanted = graph.state(*state).layout.elements_per_token();
             operands.shape(2, &[rows])?;
             if elements != wanted {
@@ -178,8 +199,9 @@ pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result
         Op::MlaAttention { attention: a, .. } => {
             operands.count(5)?;
             let heads = u64::from(a.num_heads);
-            let rows = operands.columns(0, heads * u64::from(a.nope_dim + a.rope_dim))?;
-            let kv_b = [Dim::Const(heads * u64::from(a.nope_dim + a.value_dim)), columns(a.latent_dim)];
+            let all_heads = |x: u32, y: u32| heads.saturating_mul(u64::from(x) + u64::from(y));
+            let rows = operands.columns(0, all_heads(a.nope_dim, a.rope_dim))?;
+            let kv_b = [Dim::Const(all_heads(a.nope_dim, a.value_dim)), columns(a.latent_dim)];
             operands.shape(1, &kv_b)?;
             paging(&operands, 2)?;
             vec![f32_type([rows, (heads * u64::from(a.value_dim)).into()])]
@@ -194,7 +216,8 @@ pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result
                 || route.num_groups == 0
                 || route.num_experts % route.num_groups != 0
                 || route.topk_group > route.num_groups
-                || route.top_k > route.num_experts / route.num_groups * route.topk_group
+                || u64::from(route.top_k)
+                    > u64::from(route.num_experts / route.num_groups) * u64::from(route.topk_group)
             {
                 return Err(fault(op, "top_k experts available in the chosen groups", format!("{route:?}")));
             }
@@ -219,12 +242,16 @@ pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result
         }
         Op::Columns { offset, width } => {
             operands.count(1)?;
-            let (rows, all) = operands.matrix(0)?;
+            let (rows, all) = operands.rows(0)?;
+            let dtype = operands.get(0)?.dtype;
             let end = u64::from(*offset) + u64::from(*width);
-            if end > all {
+            if end > all || *width == 0 {
                 return Err(fault(op, format!("columns below {all}"), format!("{offset}..{end}")));
             }
-            vec![TensorType::new(operands.get(0)?.dtype, [rows, columns(*width)])]
+            if dtype.is_block_quantised() {
+                return Err(fault(op, "values of a plain type", dtype.name()));
+            }
+            vec![TensorType::new(dtype, rows.iter().copied().chain([columns(*width)]))]
         }
         Op::Layers { .. } => vec![operands.get(0)?.clone()],
     })
@@ -273,7 +300,7 @@ fn output_width(op: &Op, widths: &[u64], epilogue: Epilogue) -> Result<u64, IrEr
     match (epilogue, widths) {
         (Epilogue::Glu(_), [a, b]) if a == b => Ok(*a),
         (Epilogue::Glu(_), _) => Err(fault(op, "two equal segments for a glu", format!("{widths:?}"))),
-        _ => Ok(widths.iter().sum()),
+        _ => Ok(widths.iter().fold(0, |sum, n| sum.saturating_add(*n))),
     }
 }
 
@@ -342,7 +369,15 @@ pub(crate) fn default_attributes(op: &Op, origin: &str) -> Attributes {
         Op::Gemm { gemm_type: GemmType::LmHead, .. } => Sensitivity::High,
         _ => Sensitivity::Normal,
     };
-    Attributes { tolerance, sensitivity, compute: Vec::new(), phase: None, tiling: None, origin: origin.to_owned() }
+    Attributes {
+        tolerance,
+        sensitivity,
+        compute: Vec::new(),
+        phase: None,
+        tiling: None,
+        layer: None,
+        origin: origin.to_owned(),
+    }
 }
 
 /// A weight with its optional companions, for [`BodyBuilder::gemm`].

@@ -23,6 +23,8 @@ pub mod inputs {
     pub const BLOCK_TABLE: &str = "block_table";
     /// Rows whose logits are wanted, i32 [R].
     pub const LOGIT_ROWS: &str = "logit_rows";
+    /// All of them, in the order of [`Program::inputs`](crate::program::Program::inputs).
+    pub const ALL: [&str; 7] = [TOKEN_IDS, POSITIONS, SLOTS, QUERY_START, CONTEXT_LEN, BLOCK_TABLE, LOGIT_ROWS];
 }
 
 /// A value: the output of one node, or the parameter of a template.
@@ -49,6 +51,8 @@ pub struct Attributes {
     pub phase: Option<Phase>,
     /// Kernel or tile strategy, set by the tile pass.
     pub tiling: Option<String>,
+    /// Layer that the node computes, set by the expand pass; none outside of layers.
+    pub layer: Option<u32>,
     /// Where the node comes from: a part of the model, or the pass that made it.
     pub origin: String,
 }
@@ -148,7 +152,7 @@ impl StateLayout {
     pub const fn elements_per_token(self) -> u64 {
         match self {
             Self::Split { num_key_value_heads, head_dim, value_dim } => {
-                num_key_value_heads as u64 * (head_dim as u64 + value_dim as u64)
+                (num_key_value_heads as u64).saturating_mul(head_dim as u64 + value_dim as u64)
             }
             Self::Joined { latent_dim, rope_dim } => latent_dim as u64 + rope_dim as u64,
         }

@@ -19,6 +19,9 @@ mod graph;
 mod op;
 pub mod passes;
 pub mod program;
+mod rewrite;
+#[doc(hidden)]
+pub mod test_support;
 mod types;
 
 pub use build::{BodyBuilder, Linear};
@@ -26,4 +29,5 @@ pub use error::IrError;
 pub use graph::*;
 pub use op::*;
 pub use qwen_formats::DType;
+pub use rewrite::BodyId;
 pub use types::*;

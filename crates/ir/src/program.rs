@@ -73,7 +73,8 @@ pub struct Operand {
     pub dtype: DType,
     /// Sizes, outermost first.
     pub shape: Vec<Dim>,
-    /// Elements from row to row (of the outermost dimension of a matrix); equals the row if dense.
+    /// Elements from row to row, a row being the innermost dimension; equals the row if dense. Rows of an operand of three
+    /// dimensions are this far apart over both outer ones.
     pub row_stride: u64,
     /// Scales follow: rows and columns of a block.
     pub block_scale: Option<(u32, u32)>,
