@@ -164,6 +164,12 @@ impl FormatError {
     }
 }
 
+/// As [`quote`] without the quotes: for names, which usually need none.
+pub(crate) fn plain(name: &str) -> String {
+    let quoted = quote(name.as_bytes());
+    quoted.trim_matches('"').to_owned()
+}
+
 /// Text from an untrusted file, quoted, with control characters escaped and cut at 80 characters for a message.
 pub(crate) fn quote(bytes: &[u8]) -> String {
     const LIMIT: usize = 80;

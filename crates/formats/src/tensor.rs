@@ -1,5 +1,6 @@
 //! Where a tensor lies, and a borrowed look at its bytes.
 
+use crate::error::plain;
 use crate::{DType, FormatError};
 use std::path::Path;
 
@@ -60,9 +61,9 @@ pub(crate) fn refuse_overlap(path: &Path, tensors: &[TensorInfo]) -> Result<(), 
         {
             return Err(FormatError::Invalid {
                 path: path.to_path_buf(),
-                what: format!("tensor {}", second.name),
+                what: format!("tensor {}", plain(&second.name)),
                 offset: second.offset,
-                expected: format!("bytes after tensor {}, which ends at {}", first.name, first.end()),
+                expected: format!("bytes after tensor {}, which ends at {}", plain(&first.name), first.end()),
                 found: format!("bytes {}..{}", second.offset, second.end()),
             });
         }

@@ -14,7 +14,7 @@ pub use metadata::{FromValue, GgufMetadata};
 pub(crate) use split::open_shards;
 pub use value::{Array, StringArray, Value};
 
-use crate::error::quote;
+use crate::error::{plain, quote};
 use crate::reader::Reader;
 use crate::tensor::refuse_overlap;
 use crate::{DType, FormatError, TensorInfo};
@@ -158,7 +158,7 @@ fn parse_tensor(
     shard: usize,
 ) -> Result<TensorInfo, FormatError> {
     let name = parse_name(reader, &format_args!("name of tensor {number}"))?;
-    let label = format!("tensor {}", if name.len() <= MAX_NAME { name.clone() } else { quote(name.as_bytes()) });
+    let label = format!("tensor {}", plain(&name));
     if name.len() > MAX_NAME {
         return Err(invalid(reader, label, format!("a name of at most {MAX_NAME} bytes"), name.len().to_string()));
     }
@@ -271,7 +271,7 @@ fn place_tensors(reader: &Reader<'_>, tensors: &mut [TensorInfo], alignment: u64
             _ => {
                 return Err(FormatError::Truncated {
                     path: reader.path().to_path_buf(),
-                    what: format!("tensor {}", tensor.name),
+                    what: format!("tensor {}", plain(&tensor.name)),
                     start: start.unwrap_or(u64::MAX),
                     end: end.unwrap_or(u64::MAX),
                     length: reader.len(),

@@ -155,6 +155,8 @@ fn duplicates_and_bad_names_are_refused() {
     assert!(message(&twice).contains("tensor \"output_norm.weight\" occurs twice"));
     let long = GgufBuilder::new().raw_tensor(&[b'x'; 65], &[1], 0, 0);
     assert!(message(&long).contains("a name of at most 64 bytes, found 65"));
+    let escape = GgufBuilder::new().raw_tensor(b"a\x1b[2Jb", &[0], 0, 0);
+    assert!(message(&escape).contains(r"tensor a\u{1b}[2Jb"));
     assert!(message(&GgufBuilder::new().raw_tensor(b"", &[1], 0, 0)).contains("at least one byte"));
     assert!(message(&GgufBuilder::new().raw_key(&[0xFF], 0, &[1])).contains("UTF-8 name"));
 }

@@ -56,6 +56,7 @@ fn is_plain_name(name: &str) -> bool {
         && !name.starts_with('.')
         && !name.contains(['/', '\\', ':', '\0'])
         && !name.contains("..")
+        && !name.contains(char::is_control)
 }
 
 /// All files of one sharded checkpoint.
