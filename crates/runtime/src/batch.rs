@@ -1,0 +1,149 @@
+//! One step: which tokens of which sequences are computed together.
+//!
+//! In: sequences with their cache blocks and the tokens to compute. Out: the integer inputs of a program. Invariant: every
+//! slot and block-table entry lies within the blocks that the sequence owns.
+
+use crate::RuntimeError;
+use crate::kv_pool::BlockHandle;
+
+/// Which logits of a sequence's tokens are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitRows {
+    /// None: more of the prompt follows.
+    None,
+    /// Of the last token.
+    Last,
+    /// Of every token.
+    All,
+}
+
+/// Cache of one sequence.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SequenceKv {
+    /// Blocks in order of position.
+    pub blocks: Vec<BlockHandle>,
+    /// Tokens whose keys and values are in the cache.
+    pub len: u32,
+}
+
+/// A step under construction.
+#[derive(Debug, Clone, Default)]
+pub struct Batch {
+    pub(crate) block_size: u32,
+    pub(crate) token_ids: Vec<i32>,
+    pub(crate) positions: Vec<i32>,
+    pub(crate) slots: Vec<i32>,
+    pub(crate) query_start: Vec<i32>,
+    pub(crate) context_len: Vec<i32>,
+    pub(crate) tables: Vec<Vec<i32>>,
+    pub(crate) logit_rows: Vec<i32>,
+}
+
+impl Batch {
+    /// An empty step for a cache with blocks of so many tokens.
+    #[must_use]
+    pub fn new(block_size: u32) -> Self {
+        Self { block_size, query_start: vec![0], ..Self::default() }
+    }
+
+    /// Adds the next tokens of a sequence.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Step`] if there is no token, a token is not an id, or the sequence has too few blocks.
+    pub fn push(&mut self, sequence: &SequenceKv, tokens: &[u32], rows: LogitRows) -> Result<(), RuntimeError> {
+        let step = |what, expected: String, found: String| RuntimeError::Step { what, expected, found };
+        let end = u64::from(sequence.len) + tokens.len() as u64;
+        let room = sequence.blocks.len() as u64 * u64::from(self.block_size);
+        if tokens.is_empty() {
+            return Err(step("tokens", "at least one".into(), "none".into()));
+        }
+        if end > room || end > i32::MAX as u64 {
+            return Err(step("cache blocks", format!("room for {end} tokens"), format!("room for {room}")));
+        }
+        let first_row = self.token_ids.len();
+        for (position, token) in (sequence.len..).zip(tokens) {
+            let id = i32::try_from(*token).map_err(|_| step("token", "an id below 2^31".into(), token.to_string()))?;
+            let block = sequence.blocks[(position / self.block_size) as usize].index();
+            let slot = u64::from(block) * u64::from(self.block_size) + u64::from(position % self.block_size);
+            self.token_ids.push(id);
+            self.positions.push(position as i32);
+            self.slots
+                .push(i32::try_from(slot).map_err(|_| step("slot", "a number below 2^31".into(), slot.to_string()))?);
+        }
+        let last_row = self.token_ids.len();
+        match rows {
+            LogitRows::None => {}
+            LogitRows::Last => self.logit_rows.push(last_row as i32 - 1),
+            LogitRows::All => self.logit_rows.extend((first_row..last_row).map(|row| row as i32)),
+        }
+        self.query_start.push(last_row as i32);
+        self.context_len.push(end as i32);
+        let used = end.div_ceil(u64::from(self.block_size)) as usize;
+        self.tables.push(sequence.blocks[..used].iter().map(|block| block.index() as i32).collect());
+        Ok(())
+    }
+
+    /// Tokens.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.token_ids.len()
+    }
+    /// Sequences.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.context_len.len()
+    }
+    /// Rows of logits.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.logit_rows.len()
+    }
+    /// Columns of the block table: the most blocks of a sequence.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.tables.iter().map(Vec::len).max().unwrap_or(0)
+    }
+    /// The block table, dense, padded with 0; padding is never read.
+    pub(crate) fn block_table(&self, out: &mut Vec<i32>) {
+        let columns = self.blocks();
+        out.clear();
+        for table in &self.tables {
+            out.extend_from_slice(table);
+            out.resize(out.len() + columns - table.len(), 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv_pool::KvPool;
+
+    #[test]
+    fn slots_and_tables_follow_the_blocks() {
+        let mut pool = KvPool::new(8, 8);
+        pool.committed(8);
+        let handles: Vec<_> = (0..5).map(|_| pool.allocate().unwrap()).collect();
+        let a = SequenceKv { blocks: vec![handles[3], handles[1]], len: 3 };
+        let b = SequenceKv { blocks: vec![handles[2]], len: 0 };
+        let mut batch = Batch::new(4);
+        batch.push(&a, &[10, 11], LogitRows::Last).unwrap();
+        batch.push(&b, &[20, 21, 22], LogitRows::All).unwrap();
+        assert_eq!(batch.positions, [3, 4, 0, 1, 2]);
+        assert_eq!(batch.slots, [15, 4, 8, 9, 10]);
+        assert_eq!(batch.query_start, [0, 2, 5]);
+        assert_eq!(batch.context_len, [5, 3]);
+        assert_eq!(batch.logit_rows, [1, 2, 3, 4]);
+        let mut table = Vec::new();
+        batch.block_table(&mut table);
+        assert_eq!(table, [3, 1, 2, 0]);
+    }
+
+    #[test]
+    fn a_sequence_without_room_is_refused() {
+        let mut batch = Batch::new(4);
+        assert!(batch.push(&SequenceKv::default(), &[1], LogitRows::Last).is_err());
+        assert!(batch.push(&SequenceKv::default(), &[], LogitRows::Last).is_err());
+        assert_eq!(batch.sequences(), 0);
+    }
+}

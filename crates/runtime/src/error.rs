@@ -1,0 +1,101 @@
+//! Errors of the runtime.
+
+use std::fmt;
+
+use qwen_formats::FormatError;
+use qwen_hal::{HalError, LaunchError, PlanError};
+use qwen_ir::IrError;
+
+/// Why a model can't be loaded or a step can't be run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// The checkpoint.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The graph or a pass.
+    #[error(transparent)]
+    Ir(#[from] IrError),
+    /// Memory, streams, devices.
+    #[error(transparent)]
+    Hal(#[from] HalError),
+    /// An op can't be planned.
+    #[error("{origin}: {source}")]
+    Plan {
+        /// Layer and part.
+        origin: String,
+        /// What the device says.
+        source: Box<PlanError>,
+    },
+    /// An op failed.
+    #[error("{origin}: {source}")]
+    Launch {
+        /// Layer and part.
+        origin: String,
+        /// What the device says.
+        source: Box<LaunchError>,
+    },
+    /// The cache is full.
+    #[error(
+        "the KV cache is full: {wanted} more blocks wanted, {free} of {limit} free; \
+         raise --max-seq-len or run fewer sequences"
+    )]
+    KvExhausted {
+        /// Blocks wanted.
+        wanted: u32,
+        /// Blocks free.
+        free: u32,
+        /// Blocks in all.
+        limit: u32,
+    },
+    /// A freed block is used.
+    #[error("block {index} (generation {generation}) of the KV cache was freed already: a defect of the caller")]
+    StaleBlock {
+        /// Block.
+        index: u32,
+        /// Generation of the handle.
+        generation: u32,
+    },
+    /// A weight does not have the bytes that the graph says.
+    #[error("weight {name}: expected {expected}, found {found}")]
+    Weight {
+        /// Tensor.
+        name: String,
+        /// What the graph says.
+        expected: String,
+        /// What the checkpoint has.
+        found: String,
+    },
+    /// A step breaks the rules of its inputs.
+    #[error("step: {what}: expected {expected}, found {found}")]
+    Step {
+        /// Which input.
+        what: &'static str,
+        /// Rule.
+        expected: String,
+        /// Value.
+        found: String,
+    },
+    /// Memory that is needed is not there.
+    #[error("{what} needs {needed}, but {available} is available")]
+    Memory {
+        /// For what.
+        what: String,
+        /// Bytes needed.
+        needed: Bytes,
+        /// Bytes available.
+        available: Bytes,
+    },
+}
+
+/// A number of bytes that prints with a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+        let (unit, size) = UNITS.into_iter().find(|(_, size)| self.0 >= *size).unwrap_or(("B", 1));
+        if size == 1 { write!(f, "{} B", self.0) } else { write!(f, "{:.1} {unit}", self.0 as f64 / size as f64) }
+    }
+}

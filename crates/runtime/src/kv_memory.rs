@@ -1,0 +1,123 @@
+//! Memory behind the blocks of the KV cache: one buffer per layer, of which the first `n` blocks are backed.
+//!
+//! On a device with virtual memory the whole address range is reserved at once and backed as the pool grows, so that block
+//! tables and slices stay valid and nothing is ever copied. On another device the limit is allocated up front.
+
+use qwen_formats::DType;
+use qwen_hal::abi::{QHAL_FEATURE_VMM, QHAL_USAGE_KV};
+use qwen_hal::{Buffer, BufferDesc, Device, Scope, Slice};
+use qwen_ir::{Graph, StateDecl, StateId};
+
+use crate::{Bytes, RuntimeError};
+
+/// Buffers of every state and layer.
+#[derive(Debug)]
+pub struct KvMemory {
+    layers: Vec<Vec<Layer>>,
+    limit: u32,
+    committed: u32,
+    growable: bool,
+    granularity: u64,
+}
+
+#[derive(Debug)]
+struct Layer {
+    buffer: Buffer,
+    block_bytes: u64,
+    committed: u64,
+}
+
+/// Bytes of one block of one layer.
+#[must_use]
+pub fn block_bytes(state: &StateDecl, dtype: DType, block_size: u32) -> u64 {
+    state.layout.elements_per_token() * u64::from(block_size) * dtype.block_bytes() as u64
+}
+
+/// Bytes of one block over all layers of a model.
+#[must_use]
+pub fn bytes_per_block(graph: &Graph, dtype: DType, block_size: u32) -> u64 {
+    graph.states.iter().map(|state| block_bytes(state, dtype, block_size) * u64::from(state.layers)).sum()
+}
+
+impl KvMemory {
+    /// Address space for `limit` blocks of every layer.
+    ///
+    /// # Errors
+    /// If the device has not so much address space or memory.
+    pub fn reserve(
+        device: &Device,
+        graph: &Graph,
+        dtype: DType,
+        block_size: u32,
+        limit: u32,
+    ) -> Result<Self, RuntimeError> {
+        let growable = device.caps().has(QHAL_FEATURE_VMM);
+        let granularity = device.caps().vmm_granularity.unwrap_or(1).max(1);
+        let mut layers = Vec::with_capacity(graph.states.len());
+        for state in &graph.states {
+            let block_bytes = block_bytes(state, dtype, block_size);
+            let bytes = block_bytes
+                .checked_mul(u64::from(limit))
+                .and_then(|bytes| bytes.checked_next_multiple_of(granularity))
+                .ok_or_else(|| RuntimeError::Memory {
+                    what: format!("the KV cache of {limit} blocks"),
+                    needed: Bytes(u64::MAX),
+                    available: Bytes(0),
+                })?;
+            let layer = |i: u32| {
+                let name = format!("{}.{}", state.name, state.first_layer + i);
+                let mut desc = BufferDesc::new(bytes, QHAL_USAGE_KV, Scope::Dynamic, name);
+                desc.growth_hint = bytes;
+                let buffer = if growable { device.reserve(&desc)? } else { device.alloc(&desc)? };
+                Ok(Layer { buffer, block_bytes, committed: if growable { 0 } else { bytes } })
+            };
+            layers.push((0..state.layers).map(layer).collect::<Result<Vec<_>, RuntimeError>>()?);
+        }
+        Ok(Self { layers, limit, committed: if growable { 0 } else { limit }, growable, granularity })
+    }
+
+    /// Backs blocks `0..total`.
+    ///
+    /// # Errors
+    /// If memory is short; what was backed before stays.
+    pub fn commit(&mut self, total: u32) -> Result<(), RuntimeError> {
+        if total <= self.committed || !self.growable {
+            return Ok(());
+        }
+        for layer in self.layers.iter_mut().flatten() {
+            let end = (u64::from(total.min(self.limit)) * layer.block_bytes).next_multiple_of(self.granularity);
+            if end > layer.committed {
+                layer.buffer.commit(layer.committed, end - layer.committed)?;
+                layer.committed = end;
+            }
+        }
+        self.committed = total;
+        Ok(())
+    }
+
+    /// The whole cache of a layer, backed or not.
+    #[must_use]
+    pub fn slice(&self, state: StateId, layer: u32) -> Option<Slice> {
+        self.layers.get(state.index())?.get(layer as usize).map(|layer| layer.buffer.whole())
+    }
+
+    /// The backed blocks of a layer.
+    #[must_use]
+    pub fn backed(&self, state: StateId, layer: u32) -> Option<Slice> {
+        let layer = self.layers.get(state.index())?.get(layer as usize)?;
+        let bytes = (u64::from(self.committed) * layer.block_bytes).min(layer.buffer.size());
+        layer.buffer.slice(0, bytes).ok()
+    }
+
+    /// Blocks that are backed.
+    #[must_use]
+    pub const fn committed(&self) -> u32 {
+        self.committed
+    }
+
+    /// Bytes that are backed, over all layers.
+    #[must_use]
+    pub fn committed_bytes(&self) -> u64 {
+        self.layers.iter().flatten().map(|layer| layer.committed).sum()
+    }
+}

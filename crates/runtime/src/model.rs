@@ -1,0 +1,346 @@
+//! A model on a device: weights, cache, arenas, and one executor per bucket of step sizes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use qwen_formats::{Checkpoint, DType};
+use qwen_hal::{Device, Stream};
+use qwen_ir::passes::{self, CompileOptions, KvDType, PassName, Policy, Report};
+use qwen_ir::{Graph, GrowthPattern, MlaForm, Op, Phase, Symbol, SymbolBounds};
+
+use crate::arenas::Arenas;
+use crate::batch::{Batch, SequenceKv};
+use crate::device_model::HalDeviceModel;
+use crate::executor::{Executor, Resources, StepBuffers};
+use crate::kv_memory::{self, KvMemory};
+use crate::kv_pool::{KvPool, KvPoolStats};
+use crate::weights::WeightStore;
+use crate::{Bytes, RuntimeError};
+
+/// Limits and choices.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelOptions {
+    /// Precision.
+    pub policy: Policy,
+    /// Storage type of the cache.
+    pub kv_dtype: KvDType,
+    /// Most tokens of a sequence.
+    pub max_seq_len: u32,
+    /// Most sequences of a step.
+    pub max_sequences: u32,
+    /// Most tokens of a step.
+    pub max_step_tokens: u32,
+    /// Most tokens over all sequences that the cache holds.
+    pub max_cached_tokens: u64,
+    /// Form of latent attention, whatever the phase.
+    pub mla_form: Option<MlaForm>,
+    /// Keep the text form of the graph after this pass.
+    pub dump_after: Option<PassName>,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self {
+            policy: Policy::Balanced,
+            kv_dtype: KvDType::Auto,
+            max_seq_len: 4096,
+            max_sequences: 16,
+            max_step_tokens: 512,
+            max_cached_tokens: 4096,
+            mla_form: None,
+            dump_after: None,
+        }
+    }
+}
+
+/// Bytes by pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// Weights in packed form.
+    pub weights_packed: u64,
+    /// Weights that were copied or converted.
+    pub weights_owned: u64,
+    /// Cache that is backed.
+    pub kv_committed: u64,
+    /// Temporaries, router pool, expert pool, workspace.
+    pub arenas: [u64; 4],
+    /// Inputs and logits.
+    pub step_buffers: u64,
+    /// Blocks of the cache.
+    pub kv: KvPoolStats,
+}
+
+/// A model on a device.
+pub struct Model {
+    device: Device,
+    stream: Stream,
+    graph: Graph,
+    options: ModelOptions,
+    block_size: u32,
+    weights: WeightStore,
+    arenas: Arenas,
+    kv_pool: KvPool,
+    kv: KvMemory,
+    buffers: StepBuffers,
+    executors: HashMap<(Phase, u32), Executor>,
+    phase_matters: bool,
+    reports: Vec<Report>,
+    dump: Option<String>,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").field("name", &self.graph.name).field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Step sizes that have a program of their own: small ones keep their temporaries in the cache.
+const BUCKETS: [u32; 3] = [16, 128, 512];
+
+impl Model {
+    /// Loads a model: compiles the graph for its largest and its smallest steps and packs the weights.
+    ///
+    /// # Errors
+    /// If a pass, an op or a weight does not fit, or memory is short.
+    pub fn load(
+        graph: Graph,
+        checkpoint: Arc<Checkpoint>,
+        device: Device,
+        options: ModelOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, RuntimeError> {
+        let stream = device.stream("model")?;
+        let block_size = graph
+            .states
+            .iter()
+            .find_map(|state| match state.growth {
+                GrowthPattern::PerBlock { tokens } => Some(tokens),
+                GrowthPattern::Fixed => None,
+            })
+            .unwrap_or(1)
+            .max(1);
+        let blocks = options.max_cached_tokens.div_ceil(u64::from(block_size));
+        // Each sequence may leave its last block partly empty.
+        let blocks = blocks + u64::from(options.max_sequences);
+        let limit = u32::try_from(blocks).ok().filter(|n| u64::from(*n) * u64::from(block_size) <= i32::MAX as u64);
+        let limit = limit.ok_or_else(|| RuntimeError::Step {
+            what: "max_cached_tokens",
+            expected: format!("at most {}", i32::MAX),
+            found: options.max_cached_tokens.to_string(),
+        })?;
+        let weights = WeightStore::new(checkpoint, &graph);
+        let phase_matters =
+            options.mla_form.is_none() && graph.nodes.iter().any(|node| matches!(node.op, Op::MlaAttention { .. }));
+        let placeholder = KvMemory::reserve(&device, &Graph::new("none"), DType::F32, block_size, 0)?;
+        let mut model = Self {
+            kv_pool: KvPool::new(limit, 8),
+            kv: placeholder,
+            device,
+            stream,
+            graph,
+            options,
+            block_size,
+            weights,
+            arenas: Arenas::default(),
+            buffers: StepBuffers::new(),
+            executors: HashMap::new(),
+            phase_matters,
+            reports: Vec::new(),
+            dump: None,
+        };
+        model.prepare(limit, progress)?;
+        Ok(model)
+    }
+
+    fn prepare(&mut self, limit: u32, progress: &mut dyn FnMut(usize, usize)) -> Result<(), RuntimeError> {
+        let phases: &[Phase] = if self.phase_matters { &[Phase::Prefill, Phase::Decode] } else { &[Phase::Mixed] };
+        let mut programs = Vec::new();
+        for phase in phases {
+            for tokens in self.buckets(*phase) {
+                programs.push((*phase, tokens, self.compile(*phase, tokens)?));
+            }
+        }
+        let kv_dtype = programs.first().and_then(|(_, _, c)| c.graph.states.first()).map_or(DType::F32, |s| s.dtype);
+        self.check_memory(kv_dtype, limit)?;
+        self.kv = KvMemory::reserve(&self.device, &self.graph, kv_dtype, self.block_size, limit)?;
+        if let Some((_, _, compiled)) = programs.first() {
+            self.reports.clone_from(&compiled.reports);
+            self.dump.clone_from(&compiled.dump);
+        }
+        let total = programs.len();
+        for (i, (phase, tokens, compiled)) in programs.into_iter().enumerate() {
+            let mut part = |done: usize, of: usize| progress(i * of + done, total * of);
+            let executor = Executor::new(
+                compiled.program,
+                phase,
+                &compiled.graph.states,
+                &self.device,
+                &self.stream,
+                &mut self.weights,
+                &mut part,
+            )?;
+            let arenas = executor.program().arena_bytes;
+            self.arenas.ensure(&self.device, arenas, executor.workspace_bytes())?;
+            self.executors.insert((phase, tokens), executor);
+        }
+        Ok(())
+    }
+
+    /// Refuses what can't fit, before anything is allocated for it.
+    fn check_memory(&self, kv_dtype: DType, limit: u32) -> Result<(), RuntimeError> {
+        let needed =
+            kv_memory::bytes_per_block(&self.graph, kv_dtype, self.block_size).saturating_mul(u64::from(limit));
+        let Some(available) = self.device.health().ok().and_then(|health| health.memory_free) else { return Ok(()) };
+        if needed > available {
+            return Err(RuntimeError::Memory {
+                what: format!(
+                    "a KV cache of {} tokens ({} blocks of {})",
+                    self.options.max_cached_tokens, limit, self.block_size
+                ),
+                needed: Bytes(needed),
+                available: Bytes(available),
+            });
+        }
+        Ok(())
+    }
+
+    fn buckets(&self, phase: Phase) -> Vec<u32> {
+        let most = match phase {
+            Phase::Decode => self.options.max_sequences,
+            Phase::Prefill | Phase::Mixed => self.options.max_step_tokens,
+        };
+        let mut buckets: Vec<u32> = BUCKETS.into_iter().filter(|n| *n < most).collect();
+        buckets.push(most.max(1));
+        buckets
+    }
+
+    fn compile(&self, phase: Phase, tokens: u32) -> Result<passes::Compiled, RuntimeError> {
+        let tokens = u64::from(tokens);
+        let limit = u64::from(self.kv_pool.stats().limit);
+        let bounds = SymbolBounds::default()
+            .with(Symbol::Tokens, 1, tokens)
+            .with(Symbol::Sequences, 1, tokens.min(u64::from(self.options.max_sequences)))
+            .with(Symbol::Rows, 1, tokens)
+            .with(Symbol::Blocks, 1, u64::from(self.options.max_seq_len).div_ceil(u64::from(self.block_size)).max(1))
+            .with(Symbol::CacheBlocks, 1, limit.max(1));
+        let mut options = CompileOptions::new(phase, bounds);
+        options.policy = self.options.policy;
+        options.kv_dtype = self.options.kv_dtype;
+        options.mla_form = self.options.mla_form;
+        options.dump_after = self.options.dump_after;
+        let device = HalDeviceModel::new(&self.device, bounds, phase, &self.graph.states);
+        let _span = tracing::info_span!("compile", ?phase, tokens).entered();
+        Ok(passes::compile(&self.graph, &options, &device)?)
+    }
+
+    /// Blocks for `tokens` more tokens of a sequence; all of them or none.
+    ///
+    /// # Errors
+    /// [`RuntimeError::KvExhausted`] if the cache is full.
+    pub fn reserve(&mut self, sequence: &mut SequenceKv, tokens: u32) -> Result<(), RuntimeError> {
+        let end = u64::from(sequence.len) + u64::from(tokens);
+        let needed = end.div_ceil(u64::from(self.block_size));
+        let wanted = needed.saturating_sub(sequence.blocks.len() as u64);
+        let available = self.kv_pool.available();
+        let limit = self.kv_pool.stats().limit;
+        let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+        if wanted > available {
+            return Err(RuntimeError::KvExhausted { wanted, free: available, limit });
+        }
+        if let Some(total) = self.kv_pool.growth_for(wanted) {
+            self.kv.commit(total)?;
+            self.kv_pool.committed(total);
+        }
+        for _ in 0..wanted {
+            sequence.blocks.push(self.kv_pool.allocate()?);
+        }
+        Ok(())
+    }
+
+    /// Gives the blocks of a sequence back.
+    ///
+    /// # Errors
+    /// [`RuntimeError::StaleBlock`] if one was given back before.
+    pub fn release(&mut self, sequence: &mut SequenceKv) -> Result<(), RuntimeError> {
+        sequence.len = 0;
+        for block in sequence.blocks.drain(..) {
+            self.kv_pool.release(block)?;
+        }
+        Ok(())
+    }
+
+    /// Computes a step and appends the wanted logits, [rows, vocab]. Sequences are not advanced: that is the caller's, once
+    /// the step succeeded. For models whose form depends on the phase, a step holds tokens of one phase only.
+    ///
+    /// # Errors
+    /// If the step is larger than the limits, or an op fails.
+    pub fn forward(&mut self, phase: Phase, batch: &Batch, logits: &mut Vec<f32>) -> Result<(), RuntimeError> {
+        let phase = if self.phase_matters { phase } else { Phase::Mixed };
+        let tokens = batch.tokens() as u32;
+        let bucket = self.buckets(phase).into_iter().find(|n| *n >= tokens);
+        let executor = bucket.and_then(|bucket| self.executors.get_mut(&(phase, bucket)));
+        let Some(executor) = executor else {
+            return Err(RuntimeError::Step {
+                what: "tokens",
+                expected: format!("at most {} of phase {phase:?}", self.options.max_step_tokens),
+                found: tokens.to_string(),
+            });
+        };
+        let mut resources = Resources {
+            device: &self.device,
+            stream: &self.stream,
+            arenas: &self.arenas,
+            kv: &self.kv,
+            buffers: &mut self.buffers,
+        };
+        executor.run(batch, &mut resources, logits)
+    }
+
+    /// Whether prompts and generated tokens are computed by different forms, and so in different steps.
+    #[must_use]
+    pub const fn phase_matters(&self) -> bool {
+        self.phase_matters
+    }
+    /// Tokens of a cache block.
+    #[must_use]
+    pub const fn block_size(&self) -> u32 {
+        self.block_size
+    }
+    /// Limits and choices.
+    #[must_use]
+    pub const fn options(&self) -> &ModelOptions {
+        &self.options
+    }
+    /// Values of a row of logits.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.executors.values().next().map_or(0, |executor| executor.program().vocab_size as usize)
+    }
+    /// What the passes did, for the largest bucket.
+    #[must_use]
+    pub fn reports(&self) -> &[Report] {
+        &self.reports
+    }
+    /// Text form after the pass asked for.
+    #[must_use]
+    pub fn dump(&self) -> Option<&str> {
+        self.dump.as_deref()
+    }
+    /// The device.
+    #[must_use]
+    pub const fn device(&self) -> &Device {
+        &self.device
+    }
+    /// Bytes by pool.
+    #[must_use]
+    pub fn memory(&self) -> MemoryReport {
+        MemoryReport {
+            weights_packed: self.weights.packed_bytes(),
+            weights_owned: self.weights.owned_bytes(),
+            kv_committed: self.kv.committed_bytes(),
+            arenas: self.arenas.bytes(),
+            step_buffers: self.buffers.bytes(),
+            kv: self.kv_pool.stats(),
+        }
+    }
+}

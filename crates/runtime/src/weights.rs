@@ -1,0 +1,384 @@
+//! Weights in device memory.
+//!
+//! In: the weight declarations of a graph and the checkpoint that they name. Out: slices, either the checkpoint's own pages
+//! (mapped, no copy) or the packed form that a plan asks for. Invariants:
+//! - a weight is materialised once per form, whatever the number of plans that use it;
+//! - once a packed form exists, the pages of the file behind it are released, so that a weight is not held twice;
+//! - sizes and types are checked against the declaration before a byte is read.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use qwen_formats::{Checkpoint, DType, Mapping, TensorInfo, blocks};
+use qwen_hal::abi::QHAL_USAGE_WEIGHT;
+use qwen_hal::{BufferDesc, Device, HostOwner, Plan, Scope, Slice, Stream};
+use qwen_ir::{Graph, Transform, WeightDecl, WeightId, WeightSource};
+
+use crate::RuntimeError;
+
+/// Identity of a weight: declaration and index of the source.
+pub type WeightKey = (WeightId, u32);
+
+/// All weights of a model on one device.
+#[derive(Debug)]
+pub struct WeightStore {
+    checkpoint: Arc<Checkpoint>,
+    decls: Vec<WeightDecl>,
+    stored: HashMap<WeightKey, Slice>,
+    packed: HashMap<(WeightKey, u32), Slice>,
+    packed_bytes: u64,
+    owned_bytes: u64,
+}
+
+/// A range of a mapped file as the owner of a buffer.
+struct MappedRange {
+    mapping: Arc<Mapping>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for MappedRange {
+    fn as_ref(&self) -> &[u8] {
+        self.mapping.get(self.range.clone()).unwrap_or(&[])
+    }
+}
+
+/// Values in an aligned allocation of their own.
+struct Owned {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl Owned {
+    fn zeroed(len: usize) -> Self {
+        Self { words: vec![0; len.div_ceil(8)], len }
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
+    }
+}
+
+impl AsRef<[u8]> for Owned {
+    fn as_ref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+}
+
+/// Host bytes of a weight before they go to the device.
+enum Material {
+    Mapped(MappedRange),
+    Owned(Owned),
+}
+
+impl WeightStore {
+    /// A store for the weights of a graph.
+    #[must_use]
+    pub fn new(checkpoint: Arc<Checkpoint>, graph: &Graph) -> Self {
+        Self {
+            checkpoint,
+            decls: graph.weights.clone(),
+            stored: HashMap::new(),
+            packed: HashMap::new(),
+            packed_bytes: 0,
+            owned_bytes: 0,
+        }
+    }
+
+    /// The weight as the graph declares it.
+    ///
+    /// # Errors
+    /// If the checkpoint does not hold what the declaration says, or memory is short.
+    pub fn stored(&mut self, device: &Device, stream: &Stream, key: WeightKey) -> Result<Slice, RuntimeError> {
+        if let Some(slice) = self.stored.get(&key) {
+            return Ok(slice.clone());
+        }
+        let (decl, source) = self.source(key)?;
+        let material = self.materialise(decl, source)?;
+        let name = decl.name.clone();
+        let (owner, owned): (HostOwner, u64) = match material {
+            Material::Mapped(range) => (Arc::new(range), 0),
+            Material::Owned(bytes) => {
+                let len = bytes.len as u64;
+                (Arc::new(bytes), len)
+            }
+        };
+        let slice = if device.caps().has(qwen_hal::abi::QHAL_FEATURE_IMPORT_HOST) {
+            device.import_host(owner, QHAL_USAGE_WEIGHT, &name)?.whole()
+        } else {
+            let bytes = (*owner).as_ref();
+            let buffer =
+                device.alloc(&BufferDesc::new(bytes.len() as u64, QHAL_USAGE_WEIGHT, Scope::Persistent, name))?;
+            stream.copy_from_host(bytes, &buffer.whole())?;
+            buffer.whole()
+        };
+        self.owned_bytes += owned;
+        self.stored.insert(key, slice.clone());
+        Ok(slice)
+    }
+
+    /// The weight in the form that input `input` of a plan wants.
+    ///
+    /// # Errors
+    /// As [`WeightStore::stored`].
+    pub fn for_plan(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        key: WeightKey,
+        plan: &Plan,
+        input: usize,
+    ) -> Result<Slice, RuntimeError> {
+        let info = plan.info();
+        let (bytes, layout) = match (info.packed_bytes.get(input), info.packed_layout.get(input)) {
+            (Some(bytes), Some(layout)) if *bytes > 0 => (*bytes, *layout),
+            _ => return self.stored(device, stream, key),
+        };
+        if let Some(slice) = self.packed.get(&(key, layout)) {
+            return Ok(slice.clone());
+        }
+        let (decl, _) = self.source(key)?;
+        let name = format!("{}.{} packed", decl.name, key.1);
+        let kept = self.stored.contains_key(&key);
+        let raw = self.stored(device, stream, key)?;
+        let buffer = device.alloc(&BufferDesc::new(bytes, QHAL_USAGE_WEIGHT, Scope::Persistent, name))?;
+        plan.prepack(stream, input, &raw, &buffer.whole())
+            .map_err(|source| RuntimeError::Launch { origin: format!("packing {}", self.name(key)), source: Box::new(source) })?;
+        stream.wait()?;
+        if !kept {
+            // Nobody else uses the stored form yet; who does later maps it again.
+            self.stored.remove(&key);
+        }
+        drop(raw);
+        self.release(key)?;
+        self.packed_bytes += bytes;
+        let slice = buffer.whole();
+        self.packed.insert((key, layout), slice.clone());
+        Ok(slice)
+    }
+
+    /// Bytes of packed weights.
+    #[must_use]
+    pub const fn packed_bytes(&self) -> u64 {
+        self.packed_bytes
+    }
+    /// Bytes of weights that had to be copied or converted.
+    #[must_use]
+    pub const fn owned_bytes(&self) -> u64 {
+        self.owned_bytes
+    }
+
+    fn source(&self, key: WeightKey) -> Result<(&WeightDecl, &WeightSource), RuntimeError> {
+        let decl = self.decls.get(key.0.index());
+        decl.and_then(|decl| Some((decl, decl.sources.get(key.1 as usize)?))).ok_or_else(|| RuntimeError::Weight {
+            name: format!("{key:?}"),
+            expected: "a declared weight".into(),
+            found: "none".into(),
+        })
+    }
+
+    fn name(&self, key: WeightKey) -> &str {
+        self.decls.get(key.0.index()).map_or("a weight", |decl| &decl.name)
+    }
+
+    fn release(&self, key: WeightKey) -> Result<(), RuntimeError> {
+        let (_, source) = self.source(key)?;
+        for name in &source.tensors {
+            if let Some(info) = self.checkpoint.info(name) {
+                self.checkpoint.release(info);
+            }
+        }
+        Ok(())
+    }
+
+    fn materialise(&self, decl: &WeightDecl, source: &WeightSource) -> Result<Material, RuntimeError> {
+        let wanted = self.wanted_bytes(decl, source)?;
+        match &source.transform {
+            Transform::AsStored => {
+                let info = self.tensor(source, 0)?;
+                self.expect(info, source.dtype, wanted, info.bytes)?;
+                self.range(info, 0, wanted, source.dtype)
+            }
+            Transform::Rows { first } => {
+                let info = self.tensor(source, 0)?;
+                let row = self.row_bytes(decl, source)?;
+                let start = first.checked_mul(row).unwrap_or(u64::MAX);
+                let end = start.saturating_add(wanted);
+                if info.dtype != source.dtype || end > info.bytes {
+                    return Err(mismatch(info, source.dtype, end));
+                }
+                self.range(info, start, wanted, source.dtype)
+            }
+            Transform::Stack => self.stack(source, wanted).map(Material::Owned),
+            Transform::ExpertRows { first } => self.expert_rows(decl, source, *first, wanted).map(Material::Owned),
+            Transform::ToF32 => self.to_f32(decl, source, wanted).map(Material::Owned),
+            Transform::MergeKvB { num_heads, nope_dim, value_dim } => {
+                let sizes = [*num_heads, *nope_dim, *value_dim];
+                self.merge_kv_b(decl, source, sizes, wanted).map(Material::Owned)
+            }
+        }
+    }
+
+    /// Bytes of the weight in its declared type; also a bound on what is allocated for it.
+    fn wanted_bytes(&self, decl: &WeightDecl, source: &WeightSource) -> Result<u64, RuntimeError> {
+        let elements = decl.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+        elements.and_then(|n| source.dtype.bytes_for(n)).ok_or_else(|| RuntimeError::Weight {
+            name: decl.name.clone(),
+            expected: "a size below 2^64 bytes".into(),
+            found: format!("{:?} of {}", decl.shape, source.dtype.name()),
+        })
+    }
+
+    fn row_bytes(&self, decl: &WeightDecl, source: &WeightSource) -> Result<u64, RuntimeError> {
+        let columns = decl.shape.last().copied().unwrap_or(1);
+        source.dtype.bytes_for(columns).ok_or_else(|| RuntimeError::Weight {
+            name: decl.name.clone(),
+            expected: format!("rows of whole blocks of {}", source.dtype.name()),
+            found: format!("{columns} columns"),
+        })
+    }
+
+    fn tensor(&self, source: &WeightSource, i: usize) -> Result<&TensorInfo, RuntimeError> {
+        let name = source.tensors.get(i).map_or("", String::as_str);
+        self.checkpoint.info(name).ok_or_else(|| RuntimeError::Weight {
+            name: name.to_owned(),
+            expected: "a tensor of that name".into(),
+            found: format!("none in {}", self.checkpoint.path().display()),
+        })
+    }
+
+    fn expect(&self, info: &TensorInfo, dtype: DType, wanted: u64, found: u64) -> Result<(), RuntimeError> {
+        if info.dtype == dtype && wanted == found { Ok(()) } else { Err(mismatch(info, dtype, wanted)) }
+    }
+
+    /// Bytes of a tensor; copied only if the file does not align them for the type.
+    fn range(&self, info: &TensorInfo, start: u64, len: u64, dtype: DType) -> Result<Material, RuntimeError> {
+        let mapping = self.checkpoint.mapping(info.shard).ok_or_else(|| mismatch(info, dtype, len))?;
+        let begin = usize::try_from(info.offset + start).map_err(|_| mismatch(info, dtype, len))?;
+        let range = begin..begin + len as usize;
+        let bytes = mapping.get(range.clone()).ok_or_else(|| mismatch(info, dtype, len))?;
+        let alignment = if dtype.is_block_quantised() { 2 } else { dtype.block_bytes() };
+        if (bytes.as_ptr() as usize).is_multiple_of(alignment.max(1)) {
+            return Ok(Material::Mapped(MappedRange { mapping, range }));
+        }
+        let mut owned = Owned::zeroed(bytes.len());
+        owned.bytes_mut().copy_from_slice(bytes);
+        Ok(Material::Owned(owned))
+    }
+
+    fn data(&self, info: &TensorInfo) -> Result<&[u8], RuntimeError> {
+        self.checkpoint.tensor(&info.name).map(|view| view.data).ok_or_else(|| mismatch(info, info.dtype, info.bytes))
+    }
+
+    fn stack(&self, source: &WeightSource, wanted: u64) -> Result<Owned, RuntimeError> {
+        let parts = source.tensors.len().max(1) as u64;
+        let part = wanted / parts;
+        let mut owned = Owned::zeroed(wanted as usize);
+        let chunks = owned.bytes_mut().chunks_exact_mut(part.max(1) as usize);
+        for (i, chunk) in chunks.enumerate().take(source.tensors.len()) {
+            let info = self.tensor(source, i)?;
+            self.expect(info, source.dtype, part, info.bytes)?;
+            chunk.copy_from_slice(self.data(info)?);
+            self.checkpoint.release(info);
+        }
+        Ok(owned)
+    }
+
+    fn expert_rows(
+        &self,
+        decl: &WeightDecl,
+        source: &WeightSource,
+        first: u64,
+        wanted: u64,
+    ) -> Result<Owned, RuntimeError> {
+        let info = self.tensor(source, 0)?;
+        let row = self.row_bytes(decl, source)?;
+        let [experts, rows, _] = *decl.shape.as_slice() else { return Err(mismatch(info, source.dtype, wanted)) };
+        let stored_rows = info.shape.get(1).copied().unwrap_or(0);
+        let fits = info.dtype == source.dtype
+            && info.shape.first() == Some(&experts)
+            && first.checked_add(rows).is_some_and(|end| end <= stored_rows)
+            && experts.checked_mul(stored_rows).and_then(|n| n.checked_mul(row)) == Some(info.bytes);
+        if !fits {
+            return Err(mismatch(info, source.dtype, wanted));
+        }
+        let data = self.data(info)?;
+        let mut owned = Owned::zeroed(wanted as usize);
+        let per_expert = (rows * row) as usize;
+        for (expert, chunk) in owned.bytes_mut().chunks_exact_mut(per_expert.max(1)).enumerate() {
+            let start = ((expert as u64 * stored_rows + first) * row) as usize;
+            chunk.copy_from_slice(&data[start..start + per_expert]);
+        }
+        Ok(owned)
+    }
+
+    fn to_f32(&self, decl: &WeightDecl, source: &WeightSource, wanted: u64) -> Result<Owned, RuntimeError> {
+        let info = self.tensor(source, 0)?;
+        let elements = wanted / 4;
+        if source.dtype != DType::F32 || info.dtype.bytes_for(elements) != Some(info.bytes) {
+            return Err(mismatch(info, source.dtype, wanted));
+        }
+        let mut owned = Owned::zeroed(wanted as usize);
+        let values: &mut [f32] = bytemuck::cast_slice_mut(owned.bytes_mut());
+        if let Some(scale) = source.tensors.get(1) {
+            let scale = self.f32_values(scale)?;
+            let [rows, columns] = *decl.shape.as_slice() else { return Err(mismatch(info, source.dtype, wanted)) };
+            let (rows, columns) = (rows as usize, columns as usize);
+            blocks::dequantize_fp8_block(self.data(info)?, &scale, rows, columns, 128, 128, values)?;
+        } else {
+            blocks::dequantize(info.dtype, self.data(info)?, values)?;
+        }
+        Ok(owned)
+    }
+
+    fn f32_values(&self, name: &str) -> Result<Vec<f32>, RuntimeError> {
+        let info = self.checkpoint.info(name).ok_or_else(|| RuntimeError::Weight {
+            name: name.to_owned(),
+            expected: "a tensor of that name".into(),
+            found: "none".into(),
+        })?;
+        let elements = info.shape.iter().product::<u64>();
+        let mut values = vec![0.0; elements as usize];
+        blocks::dequantize(info.dtype, self.data(info)?, &mut values)?;
+        Ok(values)
+    }
+
+    fn merge_kv_b(
+        &self,
+        decl: &WeightDecl,
+        source: &WeightSource,
+        [heads, nope, value]: [u64; 3],
+        wanted: u64,
+    ) -> Result<Owned, RuntimeError> {
+        let info = self.tensor(source, 0)?;
+        let latent = decl.shape.last().copied().unwrap_or(0);
+        let k = self.f32_values(&source.tensors[0])?;
+        let v = self.f32_values(source.tensors.get(1).map_or("", String::as_str))?;
+        let sizes = [k.len() as u64, v.len() as u64, wanted];
+        if sizes != [heads * nope * latent, heads * value * latent, heads * (nope + value) * latent * 4] {
+            return Err(mismatch(info, source.dtype, wanted));
+        }
+        let mut owned = Owned::zeroed(wanted as usize);
+        let out: &mut [f32] = bytemuck::cast_slice_mut(owned.bytes_mut());
+        let [heads, nope, value, latent] = [heads, nope, value, latent].map(|n| n as usize);
+        for head in 0..heads {
+            let rows = &mut out[head * (nope + value) * latent..][..(nope + value) * latent];
+            let (keys, values) = rows.split_at_mut(nope * latent);
+            let stored = &k[head * latent * nope..][..latent * nope];
+            for (i, row) in keys.chunks_exact_mut(latent).enumerate() {
+                for (j, x) in row.iter_mut().enumerate() {
+                    *x = stored[j * nope + i];
+                }
+            }
+            values.copy_from_slice(&v[head * value * latent..][..value * latent]);
+        }
+        Ok(owned)
+    }
+}
+
+fn mismatch(info: &TensorInfo, dtype: DType, bytes: u64) -> RuntimeError {
+    RuntimeError::Weight {
+        name: info.name.clone(),
+        expected: format!("{bytes} bytes of {}", dtype.name()),
+        found: format!("{} bytes of {} {:?}", info.bytes, info.dtype.name(), info.shape),
+    }
+}
