@@ -97,7 +97,7 @@ pub enum Transform {
         /// Elements of a value head.
         value_dim: u64,
     },
-    /// Dequantised to f32.
+    /// Dequantised to f32. A second tensor holds scales of an 8-bit float matrix, one per 128 x 128 block.
     ToF32,
 }
 
@@ -106,7 +106,7 @@ pub enum Transform {
 pub struct WeightSource {
     /// Storage type after the transform.
     pub dtype: DType,
-    /// Tensors of the checkpoint.
+    /// Tensors of the checkpoint; none if the layer, between others that have it, has no such weight.
     pub tensors: Vec<String>,
     /// What is done to them.
     pub transform: Transform,

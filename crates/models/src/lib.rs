@@ -2,4 +2,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chat_template;
+pub mod family;
 pub mod tokenizer;

@@ -185,9 +185,7 @@ impl ModelConfig {
     #[must_use]
     pub fn softmax_scale(&self) -> f64 {
         match self.mla {
-            Some(mla) => {
-                f64::from(mla.qk_nope_head_dim + mla.qk_rope_head_dim).powf(-0.5) * self.rope.softmax_factor()
-            }
+            Some(mla) => f64::from(mla.qk_nope_head_dim + mla.qk_rope_head_dim).powf(-0.5) * self.rope.softmax_factor(),
             None => f64::from(self.head_dim).powf(-0.5),
         }
     }

@@ -38,7 +38,9 @@ pub enum ModelError {
         expected: String,
     },
     /// The config asks for a tensor that the checkpoint hasn't got.
-    #[error("tensor {name} is missing: expected shape {expected:?}; the checkpoint is incomplete or its config belongs to another model")]
+    #[error(
+        "tensor {name} is missing: expected shape {expected:?}; the checkpoint is incomplete or its config belongs to another model"
+    )]
     MissingTensor {
         /// Name of the tensor.
         name: String,
@@ -46,7 +48,9 @@ pub enum ModelError {
         expected: Vec<u64>,
     },
     /// The checkpoint has tensors that the model doesn't use.
-    #[error("tensor {name} of shape {shape:?} has no place in a {family} model with this config ({others} others neither); the config belongs to another model, or the model has a feature that is not supported")]
+    #[error(
+        "tensor {name} of shape {shape:?} has no place in a {family} model with this config ({others} others neither); the config belongs to another model, or the model has a feature that is not supported"
+    )]
     SurplusTensor {
         /// Name of the first one.
         name: String,
@@ -58,7 +62,9 @@ pub enum ModelError {
         others: usize,
     },
     /// A tensor with another shape than the config says.
-    #[error("tensor {name}: expected shape {expected:?} by the config, found {found:?}; the config belongs to another model")]
+    #[error(
+        "tensor {name}: expected shape {expected:?} by the config, found {found:?}; the config belongs to another model"
+    )]
     WrongShape {
         /// Name of the tensor.
         name: String,

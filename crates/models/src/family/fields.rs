@@ -95,10 +95,9 @@ impl<'a> Source<'a> {
 
     fn find(&self, key: &Key) -> Option<(String, Scalar)> {
         match self {
-            Self::HuggingFace(map) => key
-                .hf
-                .iter()
-                .find_map(|name| Some(((*name).to_owned(), Scalar::from_json(map.get(*name)?)?))),
+            Self::HuggingFace(map) => {
+                key.hf.iter().find_map(|name| Some(((*name).to_owned(), Scalar::from_json(map.get(*name)?)?)))
+            }
             Self::Gguf { metadata, architecture } => key.gguf.iter().find_map(|name| {
                 let name = format!("{architecture}.{name}");
                 let value = metadata.value(&name)?;

@@ -37,7 +37,6 @@ keys! {
     ROPE_INTERLEAVE = ["rope_interleave"] [];
     ROPE_TYPE = ["rope_type", "type"] ["rope.scaling.type"];
     ROPE_FACTOR = ["factor"] ["rope.scaling.factor", "rope.scale_linear"];
-    ROPE_SCALE_LINEAR = [] ["rope.scale_linear"];
     ORIGINAL_CONTEXT = ["original_max_position_embeddings"] ["rope.scaling.original_context_length"];
     LOW_FREQ_FACTOR = ["low_freq_factor"] [];
     HIGH_FREQ_FACTOR = ["high_freq_factor"] [];

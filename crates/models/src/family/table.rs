@@ -157,11 +157,7 @@ const LATENT: &[WeightName] = &[
 
 const EXPERTS: &[WeightName] = &[
     weight("ffn_gate_inp", &["model.layers.{layer}.mlp.gate.{part}"], "blk.{layer}.ffn_gate_inp.{part}"),
-    weight(
-        "exp_probs_b",
-        &["model.layers.{layer}.mlp.gate.e_score_correction_bias"],
-        "blk.{layer}.exp_probs_b.bias",
-    ),
+    weight("exp_probs_b", &["model.layers.{layer}.mlp.gate.e_score_correction_bias"], "blk.{layer}.exp_probs_b.bias"),
     weight(
         "ffn_gate_exps",
         &["model.layers.{layer}.mlp.experts.{expert}.gate_proj.{part}"],
