@@ -3,7 +3,7 @@
 //! [`exp`] and what is built on it take a vector of any [`Simd`] token; the `_f32` forms take one value and give the bits
 //! that a lane would get.
 
-use super::simd::{Scalar, Simd};
+use super::simd::{LANES, Scalar, Simd};
 
 /// Below, exp rounds to zero.
 const EXP_LOWEST: f32 = -104.0;
@@ -14,7 +14,7 @@ const ROUND: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first has few enough bits that its product with an exponent is exact.
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
-/// (exp(r) - 1 - r) / r^2 on |r| <= ln(2)/2: a minimax fit of the relative error, highest power first.
+/// (exp(r) - 1 - r) / r^2 on |r| <= ln(2)/2, highest power first (the coefficients of the Cephes library's expf).
 const EXP_COEFFICIENTS: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5e-1];
 
 /// e^x within 2 units in the last place; subnormal results are kept, NaN stays NaN.
@@ -57,6 +57,49 @@ pub fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
     let cube = s.mul(s.mul(x, x), x);
     let u = s.fma(cube, s.splat(0.044_715), x);
     s.div(x, s.add(s.splat(1.0), exp(s, s.mul(u, s.splat(MINUS_TWO_SQRT_2_OVER_PI)))))
+}
+
+/// pi/2 in three parts of 24 bits each.
+const HALF_PI: [f32; 3] = [1.570_796_4, -4.371_139e-8, -1.715_124_5e-15];
+/// (sin(r) - r) / r^3 and (cos(r) - 1 + r^2/2) / r^4 in powers of r^2 on |r| <= pi/4, highest first (the coefficients of
+/// the Cephes library's sinf and cosf).
+const SIN_COEFFICIENTS: [f32; 3] = [-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1];
+const COS_COEFFICIENTS: [f32; 3] = [2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2];
+/// Beyond, the three parts of pi/2 no longer suffice.
+const REDUCIBLE: f32 = 1e6;
+
+/// Sine and cosine of each lane, within 1e-7; angles beyond a million go through f64.
+#[inline(always)]
+pub fn sin_cos<S: Simd>(s: S, x: S::V) -> ([f32; LANES], [f32; LANES]) {
+    let round = s.splat(ROUND);
+    let n = s.sub(s.fma(x, s.splat(std::f32::consts::FRAC_2_PI), round), round);
+    // Exact in the first step: both terms are multiples of one small unit and nearly cancel.
+    let r = s.fma(n, s.splat(-HALF_PI[0]), x);
+    let r = s.fma(n, s.splat(-HALF_PI[1]), r);
+    let r = s.fma(n, s.splat(-HALF_PI[2]), r);
+    let r2 = s.mul(r, r);
+    let p = s.fma(s.splat(SIN_COEFFICIENTS[0]), r2, s.splat(SIN_COEFFICIENTS[1]));
+    let p = s.fma(p, r2, s.splat(SIN_COEFFICIENTS[2]));
+    let sine = s.to_array(s.fma(s.mul(p, r2), r, r));
+    let p = s.fma(s.splat(COS_COEFFICIENTS[0]), r2, s.splat(COS_COEFFICIENTS[1]));
+    let p = s.fma(p, r2, s.splat(COS_COEFFICIENTS[2]));
+    let cosine = s.to_array(s.fma(s.mul(p, r2), r2, s.fma(r2, s.splat(-0.5), s.splat(1.0))));
+    let (x, n) = (s.to_array(x), s.to_array(n));
+    let (mut sines, mut cosines) = ([0.0; LANES], [0.0; LANES]);
+    for i in 0..LANES {
+        (sines[i], cosines[i]) = if x[i].abs() <= REDUCIBLE {
+            match n[i] as i32 & 3 {
+                0 => (sine[i], cosine[i]),
+                1 => (cosine[i], -sine[i]),
+                2 => (-sine[i], -cosine[i]),
+                _ => (-cosine[i], sine[i]),
+            }
+        } else {
+            let (sine, cosine) = f64::from(x[i]).sin_cos();
+            (sine as f32, cosine as f32)
+        };
+    }
+    (sines, cosines)
 }
 
 /// [`exp`] of one value.
@@ -145,7 +188,7 @@ pub const fn f32_to_bf16(x: f32) -> u16 {
 mod tests {
     use super::*;
     use crate::isa::Isa;
-    use crate::kernels::simd::{Kernel, LANES, dispatch};
+    use crate::kernels::simd::{Kernel, dispatch};
 
     /// Distance in units in the last place of the true value.
     fn ulps(found: f32, expected: f64) -> f64 {
@@ -194,6 +237,19 @@ mod tests {
         }
     }
 
+    #[test]
+    fn sine_and_cosine_hold_at_large_angles() {
+        let near_multiples = (0..83_000).map(|n| (f64::from(n) * std::f64::consts::FRAC_PI_2) as f32);
+        let spread = (0..100_000).map(|i| i as f32 * 1.310_72 + 0.01);
+        for x in near_multiples.chain(spread).chain([999_999.9, 1e7, 2e9, -3.7]) {
+            let (sine, cosine) = sin_cos(Scalar, [x; LANES]);
+            assert!((f64::from(sine[0]) - f64::from(x).sin()).abs() <= 1e-7, "sin {x}");
+            assert!((f64::from(cosine[0]) - f64::from(x).cos()).abs() <= 1e-7, "cos {x}");
+        }
+        assert!(sin_cos(Scalar, [f32::INFINITY; LANES]).0[0].is_nan());
+        assert!(sin_cos(Scalar, [f32::NAN; LANES]).1[0].is_nan());
+    }
+
     /// All functions over a sweep, as bits.
     struct All;
 
@@ -209,6 +265,9 @@ mod tests {
                 for y in [exp(s, x), sigmoid(s, x), silu(s, x), gelu_tanh(s, x)] {
                     bits.extend(s.to_array(y).map(f32::to_bits));
                 }
+                let (sine, cosine) = sin_cos(s, s.mul(x, s.splat(1000.0)));
+                bits.extend(sine.map(f32::to_bits));
+                bits.extend(cosine.map(f32::to_bits));
             }
             bits
         }

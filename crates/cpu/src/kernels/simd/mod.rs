@@ -14,6 +14,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod scalar;
+pub mod storage;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
