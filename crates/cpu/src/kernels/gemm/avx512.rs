@@ -1,0 +1,304 @@
+//! AVX-512 with VNNI: integer products, rounding of activations.
+//!
+//! `vpdpbusd` multiplies 4 inputs of 16 rows: the weight codes, unsigned, are the first operand; four int8 activations, broadcast
+//! from memory, the second. Codes are stored with an offset; the accumulator starts at minus the offset times the sum of
+//! the activations' codes, so the integer sum is exact.
+//!
+//! Register plan of [`tile`], 12 tokens: 12 float accumulators, 8 weight vectors, scale and minimum, the rest for integer sums.
+//! Per token and group 8 dot products, 1 conversion, 1 product, 1 or 2 fused multiply-adds: bound by the two multiply pipes
+//! (10 or 11 of 512 bits per 512 products). [`gemv`], one token: bound by reading weights; the four instructions of a
+//! dependent chain overlap from group to group.
+
+use std::arch::x86_64::*;
+
+use qwen_formats::DType;
+
+use super::activations::{Format, MAX_CODE, ROUND, SECOND, TINY};
+use super::avx512_forms::{self as forms, Source};
+use super::wide::{GROUP, RUNS, WideGroup};
+
+/// Adds a stretch of a panel times a tile; the vector twin of [`super::scalar::tile`].
+///
+/// # Safety
+/// The processor has AVX-512 F, BW, VL, DQ, VNNI. `words` holds `wide.len()` groups of a tile of `W` rows, `acc` W x 16.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const MIN: bool, const W: usize>(
+    wide: &[WideGroup],
+    words: &[u32],
+    acc: &mut [f32],
+) {
+    let runs = RUNS / SUBS;
+    let sub_words = W * (runs * TERMS + 3);
+    assert!(words.len() >= wide.len() * SUBS * sub_words && acc.len() >= W * 16);
+    let acc = acc.as_mut_ptr();
+    let mut at = words.as_ptr().cast::<i32>();
+    // SAFETY: the assertion covers all that is read and written below; instructions by the caller's promise.
+    unsafe {
+        let mut y = [_mm512_setzero_ps(); W];
+        for (t, y) in y.iter_mut().enumerate() {
+            *y = _mm512_loadu_ps(acc.add(16 * t));
+        }
+        for group in wide {
+            let mut codes = [_mm512_setzero_si512(); RUNS];
+            for (codes, stored) in codes.iter_mut().zip(&group.codes) {
+                *codes = _mm512_load_si512(stored.as_ptr().cast());
+            }
+            for sub in 0..SUBS {
+                let half = if HALVES == 2 { sub } else { 0 };
+                let scale = _mm512_load_ps(group.scale[half].as_ptr());
+                let min = _mm512_load_ps(group.min[half].as_ptr());
+                let meta = at.add(W * runs * TERMS);
+                for (t, y) in y.iter_mut().enumerate() {
+                    let offset = _mm512_set1_epi32(*meta.add(2 * W + t));
+                    let mut sum = if TERMS == 1 { offset } else { _mm512_setzero_si512() };
+                    for run in 0..runs {
+                        let x = _mm512_set1_epi32(*at.add(t * TERMS * runs + run));
+                        sum = _mm512_dpbusd_epi32(sum, codes[sub * runs + run], x);
+                    }
+                    if TERMS == 2 {
+                        let mut second = offset;
+                        for run in 0..runs {
+                            let x = _mm512_set1_epi32(*at.add((2 * t + 1) * runs + run));
+                            second = _mm512_dpbusd_epi32(second, codes[sub * runs + run], x);
+                        }
+                        sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sum), second);
+                    }
+                    let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*meta.add(t).cast::<f32>()));
+                    *y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), *y);
+                    if MIN {
+                        *y = _mm512_fmadd_ps(min, _mm512_set1_ps(*meta.add(W + t).cast::<f32>()), *y);
+                    }
+                }
+                at = at.add(sub_words);
+            }
+        }
+        for (t, y) in y.into_iter().enumerate() {
+            _mm512_storeu_ps(acc.add(16 * t), y);
+        }
+    }
+}
+
+/// Adds a stretch of a panel times a tile of `width` rows to `acc`.
+///
+/// # Safety
+/// As [`tile`].
+pub(super) unsafe fn multiply(
+    format: Format,
+    halves: usize,
+    has_min: bool,
+    width: usize,
+    wide: &[WideGroup],
+    words: &[u32],
+    acc: &mut [f32],
+) {
+    /// Turns run-time values into constants, one at a time.
+    macro_rules! by_width {
+        ($h:literal, $s:literal, $t:literal, $m:literal) => {
+            match width {
+                1 => tile::<$h, $s, $t, $m, 1>(wide, words, acc),
+                2 => tile::<$h, $s, $t, $m, 2>(wide, words, acc),
+                4 => tile::<$h, $s, $t, $m, 4>(wide, words, acc),
+                8 => tile::<$h, $s, $t, $m, 8>(wide, words, acc),
+                _ => tile::<$h, $s, $t, $m, 12>(wide, words, acc),
+            }
+        };
+    }
+    macro_rules! by_min {
+        ($h:literal, $s:literal, $t:literal) => {
+            if has_min { by_width!($h, $s, $t, true) } else { by_width!($h, $s, $t, false) }
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (halves, format.subs, format.terms) {
+            (1, 1, 1) => by_min!(1, 1, 1),
+            (1, 1, _) => by_min!(1, 1, 2),
+            (1, _, 1) => by_min!(1, 2, 1),
+            (1, _, _) => by_min!(1, 2, 2),
+            (_, _, 1) => by_min!(2, 2, 1),
+            _ => by_min!(2, 2, 2),
+        }
+    }
+}
+
+/// Adds a whole panel times one row, straight from the packed form.
+///
+/// # Safety
+/// The processor has AVX-512 F, BW, VL, DQ, VNNI. `panel` is whole packed blocks of the source's type,
+/// `words` a tile of one row over the same inputs.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn gemv<S: Source, const SUBS: usize, const TERMS: usize>(
+    panel: &[u8],
+    words: &[u32],
+    acc: &mut [f32; 16],
+) {
+    let runs = RUNS / SUBS;
+    let blocks = panel.len() / S::BLOCK_BYTES;
+    assert!(words.len() >= blocks * S::GROUPS * SUBS * (runs * TERMS + 3));
+    let mut block = panel.as_ptr();
+    let mut at = words.as_ptr().cast::<i32>();
+    // SAFETY: lengths were checked; instructions by the caller's promise.
+    unsafe {
+        let mut y = _mm512_loadu_ps(acc.as_ptr());
+        for _ in 0..blocks {
+            for group in 0..S::GROUPS {
+                let weights = S::load(block, group);
+                for sub in 0..SUBS {
+                    let half = if S::HALVES == 2 { sub } else { 0 };
+                    let meta = at.add(runs * TERMS);
+                    let mut offset = _mm512_set1_epi32(*meta.add(2));
+                    if S::OFFSET == 8 {
+                        offset = _mm512_srai_epi32::<4>(offset);
+                    }
+                    // Two chains a term: integer sums don't depend on their order.
+                    let mut sums = [_mm512_setzero_si512(); 4];
+                    sums[TERMS - 1] = offset;
+                    for term in 0..TERMS {
+                        for run in 0..runs {
+                            let x = _mm512_set1_epi32(*at.add(term * runs + run));
+                            let chain = term + 2 * (run % 2);
+                            sums[chain] = _mm512_dpbusd_epi32(sums[chain], weights.codes[sub * runs + run], x);
+                        }
+                    }
+                    let mut sum = _mm512_add_epi32(sums[0], sums[2]);
+                    if TERMS == 2 {
+                        let second = _mm512_add_epi32(sums[1], sums[3]);
+                        sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sum), second);
+                    }
+                    let scale = _mm512_mul_ps(weights.scale[half], _mm512_set1_ps(*meta.cast::<f32>()));
+                    y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), y);
+                    if S::HAS_MIN {
+                        y = _mm512_fmadd_ps(weights.min[half], _mm512_set1_ps(*meta.add(1).cast::<f32>()), y);
+                    }
+                    at = at.add(runs * TERMS + 3);
+                }
+            }
+            block = block.add(S::BLOCK_BYTES);
+        }
+        _mm512_storeu_ps(acc.as_mut_ptr(), y);
+    }
+}
+
+/// Rounds one row into its slot of a tile; the vector twin of [`super::activations::round_row`].
+///
+/// # Safety
+/// The processor has AVX-512 F, BW, VL, DQ.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) unsafe fn round_row(format: Format, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
+    let runs = RUNS / format.subs;
+    let sub_words = width * (runs * format.terms + 3);
+    let absolute = _mm512_set1_epi32(0x7fff_ffff);
+    for (values, words) in row.as_chunks::<GROUP>().0.iter().zip(tile.chunks_exact_mut(format.subs * sub_words)) {
+        // SAFETY: 32 values.
+        let x = unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))] };
+        let magnitudes = [
+            _mm512_and_si512(_mm512_castps_si512(x[0]), absolute),
+            _mm512_and_si512(_mm512_castps_si512(x[1]), absolute),
+        ];
+        let units = if format.group == GROUP {
+            let unit = Unit::of(largest(_mm512_max_epi32(magnitudes[0], magnitudes[1])));
+            [unit, unit]
+        } else {
+            [Unit::of(largest(magnitudes[0])), Unit::of(largest(magnitudes[1]))]
+        };
+        let mut codes = [[_mm_setzero_si128(); 2]; 2];
+        let mut sums = [[_mm512_setzero_si512(); 2]; 2];
+        for half in 0..2 {
+            let exact = _mm512_mul_ps(x[half], _mm512_set1_ps(units[half].inverse));
+            // Infinities times zero are NaN: masked, so that codes are zero.
+            let first = _mm512_maskz_cvtps_epi32(units[half].used, exact);
+            codes[0][half] = _mm512_cvtsepi32_epi8(first);
+            sums[0][half] = first;
+            if format.terms == 2 {
+                let round = _mm512_set1_ps(ROUND);
+                let rounded = _mm512_sub_ps(_mm512_add_ps(exact, round), round);
+                let rest = _mm512_mul_ps(_mm512_sub_ps(exact, rounded), _mm512_set1_ps(SECOND));
+                let limit = _mm512_set1_epi32(MAX_CODE as i32);
+                let second = _mm512_maskz_cvtps_epi32(units[half].used, rest);
+                let second = _mm512_max_epi32(_mm512_min_epi32(second, limit), _mm512_set1_epi32(-(MAX_CODE as i32)));
+                codes[1][half] = _mm512_cvtsepi32_epi8(second);
+                sums[1][half] = second;
+            }
+        }
+        for (sub, words) in words.chunks_exact_mut(sub_words).enumerate() {
+            let mut offset = 0;
+            for term in 0..format.terms {
+                let to = words[(slot * format.terms + term) * runs..][..runs].as_mut_ptr();
+                // SAFETY: 4 or 8 words.
+                unsafe {
+                    if format.subs == 1 {
+                        _mm256_storeu_si256(to.cast(), _mm256_set_m128i(codes[term][1], codes[term][0]));
+                    } else {
+                        _mm_storeu_si128(to.cast(), codes[term][sub]);
+                    }
+                }
+                let sum =
+                    if format.subs == 1 { _mm512_add_epi32(sums[term][0], sums[term][1]) } else { sums[term][sub] };
+                offset = 256 * offset - 128 * _mm512_reduce_add_epi32(sum);
+            }
+            let sum = if format.subs == 1 { _mm512_add_ps(x[0], x[1]) } else { x[sub] };
+            let meta = &mut words[width * runs * format.terms..];
+            meta[slot] = if format.terms == 2 { units[sub].scale / SECOND } else { units[sub].scale }.to_bits();
+            meta[width + slot] = tree_sum(sum).to_bits();
+            meta[2 * width + slot] = offset.cast_unsigned();
+        }
+    }
+}
+
+/// What a group's values are divided by.
+#[derive(Clone, Copy)]
+struct Unit {
+    scale: f32,
+    inverse: f32,
+    /// All lanes, or none where codes are zero.
+    used: __mmask16,
+}
+
+impl Unit {
+    #[inline]
+    fn of(largest: i32) -> Self {
+        let magnitude = f32::from_bits(largest.cast_unsigned());
+        if largest.cast_unsigned() >= f32::INFINITY.to_bits() {
+            Self { scale: f32::NAN, inverse: 0.0, used: 0 }
+        } else if magnitude < TINY {
+            Self { scale: 0.0, inverse: 0.0, used: 0 }
+        } else {
+            Self { scale: magnitude / MAX_CODE, inverse: MAX_CODE / magnitude, used: 0xffff }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+fn largest(x: __m512i) -> i32 {
+    _mm512_reduce_max_epi32(x)
+}
+
+/// Lanes 8 apart, then 4, 2, 1.
+#[inline]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+fn tree_sum(x: __m512) -> f32 {
+    let x = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+    let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+    let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
+}
+
+/// [`gemv`] by type and format.
+///
+/// # Safety
+/// As [`gemv`].
+pub(super) unsafe fn multiply_one(dtype: DType, format: Format, panel: &[u8], words: &[u32], acc: &mut [f32; 16]) {
+    macro_rules! by_format {
+        ($source:ident) => {
+            match (forms::$source::HALVES, format.subs, format.terms) {
+                (1, 1, 1) => gemv::<forms::$source, 1, 1>(panel, words, acc),
+                (1, 1, _) => gemv::<forms::$source, 1, 2>(panel, words, acc),
+                (_, _, 1) => gemv::<forms::$source, 2, 1>(panel, words, acc),
+                _ => gemv::<forms::$source, 2, 2>(panel, words, acc),
+            }
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { forms::with_source!(dtype, by_format) }
+}

@@ -1,0 +1,214 @@
+//! One panel of sixteen outputs for a block of rows: chooses the kernel and feeds it.
+
+use qwen_formats::blocks;
+
+use super::activations::{Format, tile_width};
+use super::experts::Block;
+use super::float::{self, Plain};
+use super::form::{Form, PANEL};
+use super::wide::{GROUP, WideGroup};
+use super::{Compute, Segment, WeightLayout};
+use crate::isa::Isa;
+
+/// Groups that are unpacked at a time: 12 KiB, which stay in the first-level cache beside a tile's activations. A multiple of the
+/// groups of every type's block.
+pub(super) const CHUNK: usize = 16;
+
+/// How a weight meets its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// f32 products, weights read in place.
+    InPlace(Plain),
+    /// f32 products, the panel widened to f32 before.
+    Widened,
+    /// Integer products.
+    Rounded(Form, Format),
+}
+
+impl Mode {
+    pub(super) const fn of(layout: &WeightLayout, compute: Compute) -> Self {
+        let Some(form) = layout.form() else {
+            return match (Plain::of(layout.dtype()), layout.block()) {
+                (Some(plain), None) => Self::InPlace(plain),
+                _ => Self::Widened,
+            };
+        };
+        let (group, terms) = match compute {
+            Compute::F32 | Compute::Bf16 => return Self::Widened,
+            Compute::I8G32 => (32, 1),
+            Compute::I8G16 => (16, 1),
+            Compute::I8X2G32 => (32, 2),
+        };
+        let subs = if group == 16 || form.halves == 2 { 2 } else { 1 };
+        Self::Rounded(form, Format { group, subs, terms })
+    }
+}
+
+/// A thread's scratch.
+pub(super) struct Worker<'a> {
+    /// Accumulators [row][16] of one or two panels.
+    pub(super) acc: [&'a mut [f32]; 2],
+    /// [`CHUNK`] groups, if any weight is quantised.
+    pub(super) wide: &'a mut [WideGroup],
+    /// A panel as f32, if any weight is widened.
+    pub(super) values: &'a mut [f32],
+}
+
+/// A segment's panel and the rows that it meets.
+pub(super) struct Job<'a> {
+    pub(super) isa: Isa,
+    pub(super) segment: &'a Segment<'a>,
+    pub(super) panel: usize,
+    pub(super) block: Block,
+    /// Rounded activations of the block's rows, empty for f32 products.
+    pub(super) words: &'a [u32],
+    /// Address of the activations of the block's `i`-th row.
+    pub(super) tokens: &'a dyn Fn(usize) -> *const f32,
+}
+
+impl Job<'_> {
+    /// The panel's bytes: whole packed blocks, or up to sixteen rows of the file.
+    fn panel_bytes(&self) -> &[u8] {
+        let layout = &self.segment.layout;
+        let expert = &self.segment.weight[self.block.expert * layout.weight_bytes()..][..layout.weight_bytes()];
+        let bytes = PANEL * layout.row_bytes();
+        &expert[self.panel * bytes..expert.len().min((self.panel + 1) * bytes)]
+    }
+
+    /// Computes the panel into the accumulators of one side.
+    ///
+    /// # Safety
+    /// `tokens` gives addresses of whole rows for all rows of the block.
+    pub(super) unsafe fn run(&self, worker: &mut Worker<'_>, side: usize) {
+        let Worker { acc, wide, values } = worker;
+        let acc = &mut *acc[side];
+        match Mode::of(&self.segment.layout, self.segment.compute) {
+            Mode::InPlace(plain) => {
+                // SAFETY: the caller's promise.
+                unsafe { self.float(plain, self.panel_bytes(), acc) };
+            }
+            Mode::Widened => {
+                let bytes = self.widen(values);
+                // SAFETY: the caller's promise.
+                unsafe { self.float(Plain::F32, bytes, acc) };
+            }
+            Mode::Rounded(form, format) => {
+                acc.fill(0.0);
+                self.rounded(form, format, wide, acc);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`run`](Self::run).
+    unsafe fn float(&self, plain: Plain, weights: &[u8], acc: &mut [f32]) {
+        let panel = float::Panel {
+            isa: self.isa,
+            plain,
+            weights,
+            k: self.segment.layout.k(),
+            tokens: self.tokens,
+            num_tokens: self.block.rows,
+            acc,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { float::panel(panel) };
+    }
+
+    /// The panel's rows as f32, as bytes.
+    fn widen<'v>(&self, values: &'v mut [f32]) -> &'v [u8] {
+        let layout = &self.segment.layout;
+        let k = layout.k();
+        let rows = PANEL.min(layout.n() - self.panel * PANEL);
+        let values = &mut values[..PANEL * k];
+        if let Some(form) = layout.form() {
+            form.values(self.panel_bytes(), values);
+        } else {
+            let decoded = blocks::dequantize(layout.dtype(), self.panel_bytes(), &mut values[..rows * k]);
+            debug_assert!(decoded.is_ok(), "{decoded:?}");
+            self.scale(values);
+        }
+        let bytes = rows * k * size_of::<f32>();
+        // SAFETY: the bytes of f32 values, at most the slice.
+        unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), bytes) }
+    }
+
+    /// Multiplies separate scales in.
+    fn scale(&self, values: &mut [f32]) {
+        let layout = &self.segment.layout;
+        if let (Some([block_rows, block_cols]), Some(scales)) = (layout.block(), self.segment.scales) {
+            let scales = &scales[self.block.expert * layout.num_scales()..][..layout.num_scales()];
+            let per_row = layout.k().div_ceil(block_cols);
+            let first = self.panel * PANEL;
+            for (row, values) in (first..layout.n()).zip(values.chunks_exact_mut(layout.k())) {
+                let scales = &scales[row / block_rows * per_row..][..per_row];
+                for (values, scale) in values.chunks_mut(block_cols).zip(scales) {
+                    values.iter_mut().for_each(|value| *value *= scale);
+                }
+            }
+        }
+    }
+
+    fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
+        let panel = self.panel_bytes();
+        #[cfg(target_arch = "x86_64")]
+        if self.isa == Isa::Avx512
+            && self.block.rows == 1
+            && let Some(acc) = acc.first_chunk_mut()
+        {
+            // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
+            unsafe { super::avx512::multiply_one(form.dtype, format, panel, self.words, acc) };
+            return;
+        }
+        let k = self.segment.layout.k();
+        let (row_words, group_words) = (format.row_words(k), format.group_words());
+        let chunk_bytes = CHUNK / form.groups() * form.packed_block_bytes();
+        for (i, packed) in panel.chunks(chunk_bytes).enumerate() {
+            let groups = packed.len() / form.packed_block_bytes() * form.groups();
+            debug_assert!((i * CHUNK + groups) * GROUP <= k);
+            let wide = &mut wide[..groups];
+            unpack(self.isa, form, packed, wide);
+            let mut row = 0;
+            while row < self.block.rows {
+                let width = tile_width(self.block.rows - row);
+                let first = row * row_words + i * CHUNK * group_words * width;
+                let words = &self.words[first..first + groups * group_words * width];
+                multiply(self.isa, form, format, width, wide, words, &mut acc[row * PANEL..][..width * PANEL]);
+                row += width;
+            }
+        }
+    }
+}
+
+fn unpack(isa: Isa, form: Form, packed: &[u8], wide: &mut [WideGroup]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if isa == Isa::Avx512 {
+            // SAFETY: the instructions were detected.
+            return unsafe { super::avx512_forms::unpack_any(form.dtype, packed, wide) };
+        }
+        if isa == Isa::Avx2 {
+            // SAFETY: the instructions were detected.
+            return unsafe { super::avx2::unpack(form, packed, wide) };
+        }
+    }
+    let _ = isa;
+    form.unpack(packed, wide);
+}
+
+fn multiply(isa: Isa, form: Form, format: Format, width: usize, wide: &[WideGroup], words: &[u32], acc: &mut [f32]) {
+    let (halves, has_min) = (form.halves, form.has_min);
+    #[cfg(target_arch = "x86_64")]
+    {
+        if isa == Isa::Avx512 {
+            // SAFETY: the instructions were detected; lengths are checked inside.
+            return unsafe { super::avx512::multiply(format, halves, has_min, width, wide, words, acc) };
+        }
+        if isa == Isa::Avx2 {
+            // SAFETY: as above.
+            return unsafe { super::avx2::multiply(format, halves, has_min, width, wide, words, acc) };
+        }
+    }
+    let _ = isa;
+    super::scalar::tile(format, halves, has_min, width, wide, words, acc);
+}

@@ -1,0 +1,495 @@
+//! Against f64 oracles; every instruction set, batch and thread count with the same bits.
+
+use qwen_formats::{DType, blocks};
+
+use super::form::{Form, PANEL};
+use super::*;
+use crate::kernels::testing::{Random, Threads, bits};
+use crate::parallel::Serial;
+
+const QUANTISED: [DType; 12] = [
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::IQ4_NL,
+    DType::IQ4_XS,
+];
+const FLOATS: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
+const MODES: [Compute; 5] = [Compute::F32, Compute::I8G32, Compute::I8G16, Compute::I8X2G32, Compute::Bf16];
+
+/// A weight with random content.
+struct Weight {
+    layout: WeightLayout,
+    bytes: Vec<u8>,
+    scales: Option<Vec<f32>>,
+    /// [n][k], decoded by the file reader.
+    values: Vec<f32>,
+}
+
+fn half_bytes(value: f32) -> [u8; 2] {
+    crate::kernels::math::f32_to_f16(value).to_le_bytes()
+}
+
+/// File bytes whose values are of the order of 1.
+fn file_bytes(random: &mut Random, dtype: DType, count: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        (0..count / dtype.block_len() * dtype.block_bytes()).map(|_| random.next() as u8).collect();
+    let Some(form) = Form::of(dtype) else {
+        for (bytes, _) in bytes.chunks_exact_mut(dtype.block_bytes()).zip(0..) {
+            let value = random.value();
+            match dtype {
+                DType::F32 => bytes.copy_from_slice(&value.to_le_bytes()),
+                DType::F16 => bytes.copy_from_slice(&half_bytes(value)),
+                DType::BF16 => bytes.copy_from_slice(&value.to_le_bytes()[2..]),
+                // Any byte but the NaNs and infinities of the top exponent.
+                _ => bytes[0] &= 0xbf,
+            }
+        }
+        return bytes;
+    };
+    // Codes of the type reach about this far, times a scale of the scale for the types that have one.
+    let reach = f32::from(form.centre).max(if form.centre == 0 { 128.0 } else { 1.0 });
+    let inner = match dtype {
+        DType::Q2_K => 8.0,
+        DType::Q3_K | DType::Q4_K | DType::Q5_K | DType::IQ4_XS => 32.0,
+        DType::Q6_K => 64.0,
+        _ => 1.0,
+    };
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        for (i, &at) in form.half_fields.iter().enumerate() {
+            if dtype == DType::IQ4_XS && i == 1 {
+                continue;
+            }
+            let scale = (0.5 + 0.5 * random.value().abs()) / (reach * inner);
+            // Minima take the codes' middle away, roughly.
+            let field = match (i, dtype) {
+                (1, DType::Q4_1 | DType::Q5_1) => -scale * reach * 1.1,
+                (1, _) => scale * reach,
+                _ => scale,
+            };
+            block[at..at + 2].copy_from_slice(&half_bytes(field));
+        }
+    }
+    bytes
+}
+
+fn weight(random: &mut Random, dtype: DType, n: usize, k: usize, block: Option<[usize; 2]>) -> Weight {
+    let layout = WeightLayout::for_dtype(dtype, n, k, block).unwrap();
+    let file = file_bytes(random, dtype, n * k);
+    let mut values = vec![0.0; n * k];
+    blocks::dequantize(dtype, &file, &mut values).unwrap();
+    let scales: Option<Vec<f32>> = block.map(|_| random.values(layout.num_scales(), 2.0));
+    if let (Some([rows, cols]), Some(scales)) = (block, &scales) {
+        for (i, value) in values.iter_mut().enumerate() {
+            *value *= scales[i / k / rows * k.div_ceil(cols) + i % k / cols];
+        }
+    }
+    let mut bytes = vec![0; layout.packed_bytes()];
+    layout.pack(&Threads(2), &file, &mut bytes).unwrap();
+    if layout.packed_bytes() == 0 {
+        bytes = file;
+    }
+    Weight { layout, bytes, scales, values }
+}
+
+impl Weight {
+    fn segment(&self, compute: Compute) -> Segment<'_> {
+        Segment { weight: &self.bytes, layout: self.layout, scales: self.scales.as_deref(), bias: None, compute }
+    }
+
+    /// y in f64.
+    fn oracle(&self, x: &[f32]) -> Vec<f64> {
+        let k = self.layout.k();
+        let mut y = Vec::new();
+        for x in x.chunks_exact(k) {
+            for w in self.values.chunks_exact(k) {
+                y.push(w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum());
+            }
+        }
+        y
+    }
+}
+
+fn run_on(isa: Isa, parallel: &dyn Parallel, x: &[f32], segments: &[Segment<'_>], epilogue: Epilogue<'_>) -> Vec<f32> {
+    let k = segments[0].layout.k();
+    let rows = x.len() / k;
+    let mut cols: usize = segments.iter().map(|segment| segment.layout.n()).sum();
+    if matches!(epilogue, Epilogue::Glu(_)) {
+        cols /= 2;
+    }
+    let mut out = vec![f32::NAN; rows * cols];
+    let sizes: Vec<_> = segments.iter().map(|segment| (segment.layout, segment.compute)).collect();
+    let mut workspace = vec![0xaa; workspace_bytes(rows, 1, &sizes, parallel.threads())];
+    let (x, y) = (Matrix::dense(x, rows, k), MatrixMut::dense(&mut out, rows, cols));
+    gemm(isa, parallel, x, segments, y, epilogue, &mut workspace).unwrap();
+    out
+}
+
+fn nmse(found: &[f32], expected: &[f64]) -> f64 {
+    let error: f64 = found.iter().zip(expected).map(|(&f, &e)| (f64::from(f) - e).powi(2)).sum();
+    error / expected.iter().map(|e| e * e).sum::<f64>()
+}
+
+fn k_for(dtype: DType) -> usize {
+    if dtype.block_len() == 256 { 768 } else { 576 }
+}
+
+#[test]
+fn packing_keeps_every_value() {
+    let mut random = Random::new(1);
+    for dtype in QUANTISED {
+        let form = Form::of(dtype).unwrap();
+        for n in [1, 16, 37] {
+            let w = weight(&mut random, dtype, n, k_for(dtype), None);
+            let k = w.layout.k();
+            let mut values = vec![0.0; PANEL * k];
+            for (panel, expected) in w.bytes.chunks_exact(PANEL * w.layout.row_bytes()).zip(w.values.chunks(PANEL * k))
+            {
+                form.values(panel, &mut values);
+                // Zeros may differ in sign where a type has no minimum.
+                assert!(values.iter().zip(expected).all(|(a, b)| a == b), "{dtype} {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_type_and_mode_is_close_to_the_oracle() {
+    let mut random = Random::new(2);
+    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+        let w = weight(&mut random, dtype, 37, k_for(dtype), None);
+        let x = random.values(5 * w.layout.k(), 3.0);
+        let expected = w.oracle(&x);
+        for compute in MODES {
+            let limit = match (dtype.is_block_quantised(), compute) {
+                (true, Compute::I8G32) => 3e-5,
+                (true, Compute::I8G16) => 2.5e-5,
+                (true, Compute::I8X2G32) => 1e-9,
+                _ => 1e-12,
+            };
+            for isa in Isa::available() {
+                let found = run_on(isa, &Serial, &x, &[w.segment(compute)], Epilogue::None);
+                let error = nmse(&found, &expected);
+                assert!(error < limit, "{dtype} {compute:?} {}: {error:e}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bits() {
+    let mut random = Random::new(3);
+    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+        let w = weight(&mut random, dtype, 35, k_for(dtype), None);
+        for rows in [1, 2, 3, 5, 11, 25] {
+            let x = random.values(rows * w.layout.k(), 3.0);
+            for compute in MODES {
+                let expected = bits(&run_on(Isa::Scalar, &Serial, &x, &[w.segment(compute)], Epilogue::None));
+                for isa in Isa::available() {
+                    let found = run_on(isa, &Serial, &x, &[w.segment(compute)], Epilogue::None);
+                    assert!(bits(&found) == expected, "{dtype} {compute:?} {} {rows} rows", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_batch_or_on_threads() {
+    let mut random = Random::new(4);
+    for dtype in [DType::Q4_0, DType::Q4_1, DType::Q8_0, DType::Q4_K, DType::Q6_K, DType::Q2_K, DType::BF16, DType::F32]
+    {
+        for compute in [Compute::F32, Compute::I8G32, Compute::I8G16, Compute::I8X2G32] {
+            let (n, k) = (random.range(17, 200), 256 * random.range(1, 4));
+            let w = weight(&mut random, dtype, n, k, None);
+            let rows = random.range(2, 71);
+            let x = random.values(rows * k, 1.0);
+            let isa = Isa::current();
+            let all = run_on(isa, &Threads(3), &x, &[w.segment(compute)], Epilogue::None);
+            assert_eq!(bits(&all), bits(&run_on(isa, &Threads(7), &x, &[w.segment(compute)], Epilogue::None)));
+            for (x, y) in x.chunks_exact(k).zip(all.chunks_exact(w.layout.n())) {
+                let alone = run_on(isa, &Serial, x, &[w.segment(compute)], Epilogue::None);
+                assert!(bits(&alone) == bits(y), "{dtype} {compute:?} {rows} rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn float_rows_of_any_length() {
+    let mut random = Random::new(5);
+    for dtype in FLOATS {
+        for (n, k) in [(1, 1), (3, 7), (17, 33), (16, 16), (50, 100), (4, 129)] {
+            let w = weight(&mut random, dtype, n, k, None);
+            let x = random.values(8 * k, 1.0);
+            let expected = run_on(Isa::Scalar, &Serial, &x, &[w.segment(Compute::F32)], Epilogue::None);
+            assert!(nmse(&expected, &w.oracle(&x)) < 1e-12, "{dtype} {n} x {k}");
+            for isa in Isa::available() {
+                let found = run_on(isa, &Threads(2), &x, &[w.segment(Compute::F32)], Epilogue::None);
+                assert_eq!(bits(&found), bits(&expected), "{dtype} {n} x {k} {}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn separate_scales_multiply_their_rectangles() {
+    let mut random = Random::new(6);
+    for (dtype, block) in [(DType::F8E4M3, [128, 128]), (DType::F8E4M3, [16, 32]), (DType::BF16, [7, 5])] {
+        let w = weight(&mut random, dtype, 150, 200, Some(block));
+        let x = random.values(3 * 200, 1.0);
+        let found = run_on(Isa::current(), &Threads(2), &x, &[w.segment(Compute::F32)], Epilogue::None);
+        assert!(nmse(&found, &w.oracle(&x)) < 1e-12, "{dtype} {block:?}");
+    }
+}
+
+/// Segments of different types and modes share x; each gives what it gives alone.
+#[test]
+fn segments_lie_side_by_side() {
+    let mut random = Random::new(7);
+    let k = 512;
+    let weights = [
+        (weight(&mut random, DType::Q4_K, 33, k, None), Compute::I8G32),
+        (weight(&mut random, DType::Q6_K, 16, k, None), Compute::I8G32),
+        (weight(&mut random, DType::F16, 7, k, None), Compute::F32),
+        (weight(&mut random, DType::Q8_0, 20, k, None), Compute::I8X2G32),
+        (weight(&mut random, DType::Q4_0, 5, k, None), Compute::I8G16),
+    ];
+    let biases: Vec<_> = weights.iter().map(|(w, _)| random.values(w.layout.n(), 5.0)).collect();
+    for rows in [1, 14] {
+        let x = random.values(rows * k, 1.0);
+        let mut segments: Vec<_> = weights.iter().map(|(w, compute)| w.segment(*compute)).collect();
+        for (segment, bias) in segments.iter_mut().zip(&biases).skip(1) {
+            segment.bias = Some(bias);
+        }
+        let all = run_on(Isa::current(), &Threads(2), &x, &segments, Epilogue::None);
+        let mut first = 0;
+        for (i, segment) in segments.iter().enumerate() {
+            let plain = Segment { bias: None, ..*segment };
+            let n = segment.layout.n();
+            let alone = run_on(Isa::current(), &Serial, &x, &[plain], Epilogue::None);
+            for (row, all) in all.chunks_exact(81).enumerate() {
+                for col in 0..n {
+                    let bias = if i == 0 { 0.0 } else { biases[i][col] };
+                    assert_eq!(all[first + col], alone[row * n + col] + bias, "segment {i} row {row} column {col}");
+                }
+            }
+            first += n;
+        }
+    }
+}
+
+#[test]
+fn gated_units_pair_columns() {
+    let mut random = Random::new(8);
+    let k = 256;
+    let gate = weight(&mut random, DType::Q4_1, 40, k, None);
+    let up = weight(&mut random, DType::Q6_K, 40, k, None);
+    let x = random.values(9 * k, 0.2);
+    for (activation, function) in [
+        (Activation::Silu, crate::kernels::math::silu_f32 as fn(f32) -> f32),
+        (Activation::GeluTanh, crate::kernels::math::gelu_tanh_f32),
+    ] {
+        for isa in Isa::available() {
+            let segments = [gate.segment(Compute::I8G32), up.segment(Compute::I8X2G32)];
+            let both = run_on(isa, &Threads(2), &x, &segments, Epilogue::Glu(activation));
+            let y0 = run_on(isa, &Serial, &x, &segments[..1], Epilogue::None);
+            let y1 = run_on(isa, &Serial, &x, &segments[1..], Epilogue::None);
+            let expected: Vec<f32> = y0.iter().zip(&y1).map(|(&a, &b)| function(a) * b).collect();
+            assert_eq!(bits(&both), bits(&expected), "{activation:?} {}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn the_addend_may_be_the_output() {
+    let mut random = Random::new(9);
+    let (n, k, rows) = (70, 288, 13);
+    let w = weight(&mut random, DType::Q8_0, n, k, None);
+    let x = random.values(rows * k, 1.0);
+    let addend = random.values(rows * n, 1.0);
+    let segments = [w.segment(Compute::I8G32)];
+    let plain = run_on(Isa::current(), &Serial, &x, &segments, Epilogue::None);
+    let expected: Vec<f32> = plain.iter().zip(&addend).map(|(y, a)| y + a).collect();
+    let apart = run_on(Isa::current(), &Threads(2), &x, &segments, Epilogue::Add(Matrix::dense(&addend, rows, n)));
+    assert_eq!(bits(&apart), bits(&expected));
+
+    let mut memory = addend;
+    let mut workspace = vec![0; workspace_bytes(rows, 1, &[(w.layout, Compute::I8G32)], 2)];
+    // SAFETY: one buffer for addend and output, as the op allows.
+    let (add, out) = unsafe {
+        let p = memory.as_mut_ptr();
+        (Matrix::from_raw(p, rows, n, n), MatrixMut::from_raw(p, rows, n, n))
+    };
+    let x = Matrix::dense(&x, rows, k);
+    gemm(Isa::current(), &Threads(2), x, &segments, out, Epilogue::Add(add), &mut workspace).unwrap();
+    assert_eq!(bits(&memory), bits(&expected));
+}
+
+#[test]
+fn operands_may_be_columns_of_wider_ones() {
+    let mut random = Random::new(10);
+    let (n, k, rows) = (24, 64, 15);
+    let w = weight(&mut random, DType::Q4_0, n, k, None);
+    let wide = random.values(rows * (k + 9), 1.0);
+    let x: Vec<f32> = wide.chunks_exact(k + 9).flat_map(|row| row[4..4 + k].to_vec()).collect();
+    let expected = run_on(Isa::current(), &Serial, &x, &[w.segment(Compute::I8G32)], Epilogue::None);
+    let mut out = vec![7.0; rows * 30];
+    let mut workspace = vec![0; workspace_bytes(rows, 1, &[(w.layout, Compute::I8G32)], 1)];
+    // SAFETY: ranges of the two buffers.
+    let (x, y) = unsafe {
+        (
+            Matrix::from_raw(wide.as_ptr().add(4), rows, k, k + 9),
+            MatrixMut::from_raw(out.as_mut_ptr().add(3), rows, n, 30),
+        )
+    };
+    gemm(Isa::current(), &Serial, x, &[w.segment(Compute::I8G32)], y, Epilogue::None, &mut workspace).unwrap();
+    for (row, expected) in out.chunks_exact(30).zip(expected.chunks_exact(n)) {
+        assert_eq!(&row[3..3 + n], expected);
+        assert!(row[..3].iter().chain(&row[3 + n..]).all(|&untouched| untouched == 7.0));
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_visible_in_its_row_alone() {
+    let mut random = Random::new(11);
+    let k = 256;
+    for dtype in [DType::Q4_0, DType::Q4_K, DType::Q6_K, DType::F16] {
+        let w = weight(&mut random, dtype, 20, k, None);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for compute in MODES {
+                for isa in Isa::available() {
+                    let mut x = random.values(3 * k, 1.0);
+                    let clean = run_on(isa, &Serial, &x, &[w.segment(compute)], Epilogue::None);
+                    x[k + 77] = bad;
+                    let y = run_on(isa, &Serial, &x, &[w.segment(compute)], Epilogue::None);
+                    assert!(y[20..40].iter().all(|y| !y.is_finite()), "{dtype} {compute:?} {bad} {}", isa.name());
+                    assert_eq!(y[..20], clean[..20]);
+                    assert_eq!(y[40..], clean[40..]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn zeros_tiny_and_huge_values_survive_rounding() {
+    let mut random = Random::new(12);
+    let w = weight(&mut random, DType::Q8_0, 16, 64, None);
+    for scale in [0.0, 1e-38, 1e-33, 1e-28, 1e30, 1e36] {
+        let x = random.values(2 * 64, scale);
+        let expected = w.oracle(&x);
+        for compute in [Compute::I8G32, Compute::I8G16, Compute::I8X2G32] {
+            let reference = run_on(Isa::Scalar, &Serial, &x, &[w.segment(compute)], Epilogue::None);
+            for (&y, &e) in reference.iter().zip(&expected) {
+                assert!((f64::from(y) - e).abs() <= 1e-2 * 64.0 * f64::from(scale) + 1e-28, "{scale} {y} {e}");
+            }
+            for isa in Isa::available() {
+                assert_eq!(bits(&run_on(isa, &Serial, &x, &[w.segment(compute)], Epilogue::None)), bits(&reference));
+            }
+        }
+    }
+}
+
+/// Experts against one product per row.
+#[test]
+fn experts_multiply_their_own_rows() {
+    let mut random = Random::new(13);
+    let (experts, n, k) = (9, 40, 256);
+    for (dtype, compute) in [
+        (DType::Q4_0, Compute::I8G32),
+        (DType::Q4_K, Compute::I8X2G32),
+        (DType::Q6_K, Compute::F32),
+        (DType::BF16, Compute::F32),
+    ] {
+        let weights: Vec<_> = (0..experts).map(|_| weight(&mut random, dtype, n, k, None)).collect();
+        let bytes: Vec<u8> = weights.iter().flat_map(|w| w.bytes.clone()).collect();
+        for counts in [[0, 1, 0, 14, 2, 0, 0, 5, 3], [1, 0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 30]] {
+            let mut offsets = vec![0];
+            for count in counts {
+                offsets.push(offsets.last().unwrap() + count);
+            }
+            let total = offsets[experts] as usize;
+            let tokens = 6;
+            let x = random.values(tokens * k, 1.0);
+            let rows: Vec<i32> = (0..total).map(|_| random.range(0, tokens) as i32).collect();
+            let segment = Segment { weight: &bytes, ..weights[0].segment(compute) };
+            let sizes = [(segment.layout, compute)];
+            for threads in [1, 2, 5] {
+                let mut out = vec![f32::NAN; total * n];
+                let mut workspace = vec![0x55; workspace_bytes(total, experts, &sizes, threads)];
+                grouped_gemm(
+                    Isa::current(),
+                    &Threads(threads),
+                    Matrix::dense(&x, tokens, k),
+                    &offsets,
+                    Some(&rows),
+                    &[segment],
+                    MatrixMut::dense(&mut out, total, n),
+                    Epilogue::None,
+                    &mut workspace,
+                )
+                .unwrap();
+                for (sorted, y) in out.chunks_exact(n).enumerate() {
+                    let expert = offsets.iter().rposition(|&offset| offset as usize <= sorted).unwrap();
+                    let row = &x[rows[sorted] as usize * k..][..k];
+                    let alone =
+                        run_on(Isa::current(), &Serial, row, &[weights[expert].segment(compute)], Epilogue::None);
+                    assert!(bits(y) == bits(&alone), "{dtype} {compute:?} sorted row {sorted} of {total}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let mut random = Random::new(14);
+    let w = weight(&mut random, DType::Q4_0, 20, 64, None);
+    let segment = w.segment(Compute::I8G32);
+    let x = random.values(4 * 64, 1.0);
+    let mut workspace = vec![0; workspace_bytes(4, 3, &[(w.layout, Compute::I8G32)], 1)];
+    let mut out = vec![0.0; 4 * 20];
+    let mut call = |offsets: &[i32], rows: Option<&[i32]>, segments: &[Segment<'_>], bytes: usize| {
+        let (x, y) = (Matrix::dense(&x, 4, 64), MatrixMut::dense(&mut out, 4, 20));
+        let workspace = &mut workspace[..bytes];
+        grouped_gemm(Isa::current(), &Serial, x, offsets, rows, segments, y, Epilogue::None, workspace)
+    };
+    let bytes = workspace_bytes(4, 1, &[(w.layout, Compute::I8G32)], 1);
+    assert_eq!(call(&[0, 4], None, &[segment], bytes), Ok(()));
+    assert!(matches!(call(&[0, 4], None, &[segment], bytes - 1), Err(KernelError::Workspace { .. })));
+    assert!(matches!(call(&[0, 5], None, &[segment], bytes), Err(KernelError::Index { index: 1, found: 5, .. })));
+    assert!(matches!(call(&[2, 1], None, &[segment], bytes), Err(KernelError::Index { index: 1, low: 2, .. })));
+    assert!(matches!(call(&[-1, 1], None, &[segment], bytes), Err(KernelError::Index { index: 0, .. })));
+    let rows = [0, 1, 4, 0];
+    assert!(matches!(call(&[0, 4], Some(&rows), &[segment], bytes), Err(KernelError::Index { index: 2, .. })));
+    assert_eq!(call(&[0, 2], Some(&rows), &[segment], bytes), Ok(()));
+    assert!(matches!(call(&[0, 4], Some(&rows[..3]), &[segment], bytes), Err(KernelError::Shape { .. })));
+    assert!(matches!(call(&[0, 2, 4], None, &[segment], bytes), Err(KernelError::Shape { .. })));
+    assert!(matches!(call(&[0, 4], None, &[segment, segment], bytes), Err(KernelError::Shape { .. })));
+    assert!(matches!(call(&[0, 4], None, &[], bytes), Err(KernelError::Shape { .. })));
+    let short = Segment { weight: &w.bytes[1..], ..segment };
+    assert!(matches!(call(&[0, 4], None, &[short], bytes), Err(KernelError::Shape { .. })));
+    assert!(WeightLayout::for_dtype(DType::Q4_K, 16, 64, None).is_err());
+    assert!(WeightLayout::for_dtype(DType::I64, 16, 64, None).is_err());
+    assert!(WeightLayout::for_dtype(DType::Q4_0, 0, 64, None).is_err());
+    assert!(WeightLayout::for_dtype(DType::Q4_0, usize::MAX, 64, None).is_err());
+}
+
+#[test]
+fn packed_size_is_the_files_with_whole_panels() {
+    for dtype in QUANTISED {
+        let layout = WeightLayout::for_dtype(dtype, 33, 512, None).unwrap();
+        assert_eq!(layout.packed_bytes(), layout.source_bytes() / 33 * 48);
+    }
+    for dtype in FLOATS {
+        assert_eq!(WeightLayout::for_dtype(dtype, 33, 512, None).unwrap().packed_bytes(), 0);
+    }
+}
