@@ -1,0 +1,142 @@
+//! What is fuzzed: one function per parser of untrusted input.
+//!
+//! In: any bytes. Out: nothing, or a panic, which is a bug. A function goes on as far as the bytes allow and asserts what
+//! the parser promises of everything it accepts. The programs in `fuzz_targets/` hand these functions to libFuzzer; the
+//! test `replay` feeds them every file that fuzzing has kept.
+#![forbid(unsafe_code)]
+
+use qwen_formats::TensorInfo;
+use qwen_formats::gguf::parse_gguf_bytes;
+use qwen_formats::safetensors::{parse_safetensors_bytes, parse_safetensors_index};
+use qwen_models::chat_template::{ChatTemplate, Limits, TemplateInput, TemplateSource};
+use qwen_models::family::{ModelConfig, TensorIndex, add_generation_config, build_graph, from_gguf, from_hf};
+use qwen_models::tokenizer::{EncodeOptions, StreamDecoder, StreamOptions, Tokenizer};
+use serde_json::{Value, json};
+
+/// A name, as in `fuzz_targets/`, `corpus/` and `artifacts/`, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    ("gguf", gguf),
+    ("safetensors", safetensors),
+    ("config", config),
+    ("tokenizer", tokenizer),
+    ("chat_template", chat_template),
+];
+
+/// Text with what tokenizers treat specially: markup, runs of spaces, digits, marks, scripts without spaces.
+const TEXT: &str =
+    "<|im_start|>user\n  Hello,\tworld! It's 12345.67 €\r\n\r\n你好世界 ﬁ e\u{301} 👩🏽‍💻 مرحبا <s></s>    end";
+
+/// A GGUF file: header, metadata, places of tensors.
+pub fn gguf(bytes: &[u8]) {
+    let Ok(header) = parse_gguf_bytes(bytes) else { return };
+    for (key, value) in header.metadata.iter() {
+        assert!(header.metadata.contains(key));
+        drop(value.describe());
+        drop(header.metadata.strings(key));
+        drop(header.metadata.f32s(key));
+        drop(header.metadata.i32s(key));
+        drop(header.metadata.u32s(key));
+    }
+    check_places(&header.tensors, bytes.len());
+}
+
+/// A safetensors file, and the index of a sharded one.
+pub fn safetensors(bytes: &[u8]) {
+    if let Ok(header) = parse_safetensors_bytes(bytes) {
+        check_places(&header.tensors, bytes.len());
+    }
+    drop(parse_safetensors_index(bytes));
+}
+
+fn check_places(tensors: &[TensorInfo], length: usize) {
+    for tensor in tensors {
+        let end = tensor.offset.checked_add(tensor.bytes);
+        assert!(end.is_some_and(|end| end <= length as u64), "{tensor:?} is outside a file of {length} bytes");
+        let elements = tensor.shape.iter().try_fold(1_u64, |product, dim| product.checked_mul(*dim));
+        assert_eq!(elements.and_then(|elements| tensor.dtype.bytes_for(elements)), Some(tensor.bytes), "{tensor:?}");
+    }
+}
+
+/// A `config.json`, or the metadata of a GGUF file, up to a graph over the tensors that the file has.
+pub fn config(bytes: &[u8]) {
+    if let Ok(header) = parse_gguf_bytes(bytes) {
+        let mut tensors = TensorIndex::default();
+        for tensor in header.tensors {
+            tensors.insert(tensor.name, tensor.dtype, tensor.shape);
+        }
+        if let Ok(config) = from_gguf(&header.metadata, &tensors, None) {
+            check_config(&config, &tensors);
+        }
+    } else if let Ok(text) = std::str::from_utf8(bytes)
+        && let Ok(mut config) = from_hf(text)
+    {
+        drop(add_generation_config(&mut config, text));
+        check_config(&config, &TensorIndex::default());
+    }
+}
+
+fn check_config(config: &ModelConfig, tensors: &TensorIndex) {
+    assert_eq!(config.layers.len(), config.num_hidden_layers as usize);
+    assert!(config.softmax_scale().is_finite());
+    assert!(config.rope.inverse_frequencies().iter().all(|frequency| frequency.is_finite()));
+    drop(build_graph(config, tensors));
+}
+
+/// A `tokenizer.json`, or a GGUF file with a vocabulary.
+pub fn tokenizer(bytes: &[u8]) {
+    let built = match parse_gguf_bytes(bytes) {
+        Ok(header) => Tokenizer::from_gguf(&header.metadata),
+        Err(_) => Tokenizer::from_json_bytes(bytes),
+    };
+    let Ok(tokenizer) = built else { return };
+    for options in [EncodeOptions::PROMPT, EncodeOptions::TEMPLATE, EncodeOptions::LITERAL] {
+        if let Ok(ids) = tokenizer.encode(TEXT, options) {
+            assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()), "an id beyond the vocabulary");
+            check_stream(&tokenizer, &ids);
+        }
+    }
+    drop(tokenizer.encode_bytes(b"\xff\xe4\xbd ok \x80", EncodeOptions::LITERAL));
+    drop(tokenizer.decode(&[0, u32::MAX, tokenizer.vocab_size() as u32], true));
+}
+
+/// What is decoded at once equals what comes token by token.
+fn check_stream(tokenizer: &Tokenizer, ids: &[u32]) {
+    let mut stream = StreamDecoder::new(StreamOptions { skip_special: false, start_of_text: true });
+    let mut text: String = ids.iter().map(|id| stream.push(tokenizer, *id)).collect();
+    text.push_str(&stream.finish());
+    assert_eq!(text, tokenizer.decode(ids, false));
+}
+
+/// A chat template, rendered with a conversation that has tools and tool calls.
+pub fn chat_template(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let source = TemplateSource { default: text.to_owned(), ..TemplateSource::default() };
+    // Small enough that an endless loop takes milliseconds.
+    let limits = Limits { fuel: 20_000, output_bytes: 1 << 20, ..Limits::default() };
+    let Ok(template) = ChatTemplate::with_limits(&source, limits) else { return };
+    let messages = [
+        json!({"role": "system", "content": "Be brief."}),
+        json!({"role": "user", "content": [{"type": "text", "text": "Weather in 北京?"}]}),
+        json!({"role": "assistant", "content": "<think>hm</think>", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"北京\"}"}}]}),
+        json!({"role": "tool", "tool_call_id": "a", "content": "sunny"}),
+        json!({"role": "user", "content": " Thanks  \n"}),
+    ];
+    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let tools: [Value; 1] = [
+        json!({"type": "function", "function": {"name": "weather", "description": "Now", "parameters": parameters}}),
+    ];
+    let input = TemplateInput {
+        messages: &messages,
+        tools: Some(&tools),
+        add_generation_prompt: true,
+        now: Some(1_700_000_000),
+        ..TemplateInput::default()
+    };
+    if let Ok(prompt) = template.render(&input) {
+        assert!(prompt.len() <= limits.output_bytes);
+    }
+}
