@@ -5,7 +5,11 @@
 //! - vector code is chosen at run time ([`isa::Isa`]), each variant has a scalar twin and an oracle test;
 //! - a launch allocates nothing.
 
+mod api;
 pub mod isa;
 pub mod kernels;
 pub mod matrix;
 pub mod parallel;
+mod plan;
+
+pub use api::{PLUGIN, manifest, query};

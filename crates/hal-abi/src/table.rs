@@ -168,7 +168,7 @@ pub struct qhal_plugin_api {
         Option<unsafe extern "C" fn(*mut qhal_stream, *mut qhal_event, *mut qhal_error) -> qhal_status>,
     /// The host waits; as `stream_wait`.
     pub event_wait: Option<unsafe extern "C" fn(*mut qhal_event, u64, *mut qhal_error) -> qhal_status>,
-    /// (M) Pure, fast, no allocation.
+    /// (M) Pure and fast; allocates nothing on the device. OK with level NO and a reason if `plan_create` would refuse.
     pub op_supports: Option<
         unsafe extern "C" fn(*mut qhal_device, *const qhal_op_desc, *mut qhal_support, *mut qhal_error) -> qhal_status,
     >,

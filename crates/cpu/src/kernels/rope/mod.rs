@@ -20,7 +20,7 @@ mod tests;
 
 const OP: &str = "rope";
 /// Most pairs of a head.
-const MAX_PAIRS: usize = 512;
+pub const MAX_PAIRS: usize = 512;
 
 /// Which elements form a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,188 @@
+//! The table's functions for ops and plans.
+
+use std::hash::{Hash, Hasher};
+
+use qwen_hal_abi::{
+    QHAL_ERROR_STICKY, QHAL_INTERNAL, QHAL_PLAN_NEEDS_PREPACK, QHAL_SUPPORT_NATIVE, QHAL_SUPPORT_NO,
+    QHAL_UNIMPLEMENTED, qhal_device, qhal_error, qhal_launch_args, qhal_op_desc, qhal_plan, qhal_plan_info,
+    qhal_plan_opts, qhal_slice, qhal_stream, qhal_support,
+};
+
+use super::desc::Desc;
+use super::launch::Launch;
+use super::{FLAGS, Op, Plan};
+use crate::api::{Device, Failure, LINE, Stream, buffer_of_slice, guard, sized, write_text};
+use crate::parallel::Parallel;
+
+unsafe fn plan_of<'a>(plan: *mut qhal_plan) -> Result<&'a Plan, Failure> {
+    // SAFETY: the host passes null or a living plan of ours.
+    unsafe { plan.cast::<Plan>().as_ref() }.ok_or_else(|| Failure::invalid("no plan, expected one"))
+}
+
+pub(crate) unsafe extern "C" fn op_supports(
+    device: *mut qhal_device,
+    desc: *const qhal_op_desc,
+    out: *mut qhal_support,
+    err: *mut qhal_error,
+) -> i32 {
+    // SAFETY: the host passes an open device, a description, and a record of the size that it states.
+    unsafe {
+        guard(err, || {
+            let device = Device::of(device)?;
+            let out = sized(out)?;
+            (out.level, out.estimated_ns, out.estimated_bytes) = (QHAL_SUPPORT_NATIVE, 0.0, 0.0);
+            out.reason.fill(0);
+            match Op::parse(&Desc::new(desc)?, device.pool().threads()) {
+                Ok(op) => {
+                    let facts = op.facts();
+                    out.estimated_bytes = facts.bytes_read + facts.bytes_written;
+                    Ok(())
+                }
+                Err(failure) if failure.code == QHAL_UNIMPLEMENTED => {
+                    out.level = QHAL_SUPPORT_NO;
+                    write_text(&mut out.reason, &failure.message);
+                    Ok(())
+                }
+                Err(failure) => Err(failure),
+            }
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn create(
+    device: *mut qhal_device,
+    desc: *const qhal_op_desc,
+    opts: *const qhal_plan_opts,
+    out: *mut *mut qhal_plan,
+    info: *mut qhal_plan_info,
+    err: *mut qhal_error,
+) -> i32 {
+    // SAFETY: as `op_supports`.
+    unsafe {
+        guard(err, || {
+            let device = Device::of(device)?;
+            let op = Op::parse(&Desc::new(desc)?, device.pool().threads())?;
+            let plan = Plan { op, isa: device.isa };
+            let mut answer = describe(&plan);
+            if let Some(opts) = opts.as_ref() {
+                check_wishes(&answer, opts)?;
+            }
+            let info = sized(info)?;
+            answer.struct_size = info.struct_size;
+            *info = answer;
+            *out = Box::into_raw(Box::new(plan)).cast();
+            Ok(())
+        })
+    }
+}
+
+fn check_wishes(info: &qhal_plan_info, opts: &qhal_plan_opts) -> Result<(), Failure> {
+    let missing = opts.required_flags & !info.flags;
+    if missing != 0 {
+        return Err(Failure::unsupported(format!(
+            "plan flags {missing:#x} are required, the plan has {:#x}",
+            info.flags
+        )));
+    }
+    if opts.max_workspace != 0 && info.workspace_bytes > opts.max_workspace {
+        let (have, limit) = (info.workspace_bytes, opts.max_workspace);
+        return Err(Failure::unsupported(format!("{have} bytes of workspace are needed, at most {limit} are allowed")));
+    }
+    Ok(())
+}
+
+fn describe(plan: &Plan) -> qhal_plan_info {
+    let facts = plan.op.facts();
+    let needs_prepack = facts.packed.iter().any(|(bytes, _)| *bytes > 0);
+    let mut kernel = [0; 64];
+    let name = format!("{}.{}", facts.kernel, plan.isa.name());
+    write_text(&mut kernel, &name);
+    let mut hasher = std::hash::DefaultHasher::new();
+    format!("{:?}{:?}", plan.op, plan.isa).hash(&mut hasher);
+    qhal_plan_info {
+        struct_size: size_of::<qhal_plan_info>() as u32,
+        flags: FLAGS | if needs_prepack { QHAL_PLAN_NEEDS_PREPACK } else { 0 },
+        in_place: facts.in_place,
+        workspace_bytes: facts.workspace_bytes as u64,
+        workspace_alignment: LINE as u64,
+        packed_bytes: facts.packed.map(|(bytes, _)| bytes as u64),
+        packed_layout: facts.packed.map(|(_, layout)| layout),
+        flops: facts.flops,
+        bytes_read: facts.bytes_read,
+        bytes_written: facts.bytes_written,
+        kernel,
+        content_hash: hasher.finish(),
+    }
+}
+
+/// Runs work of a stream: refused while the stream has failed, and a failure in the middle of the work becomes the stream's.
+fn on_stream(stream: &Stream, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    stream.check()?;
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    match result.unwrap_or_else(|payload| Err(Failure::panic(&*payload))) {
+        Err(failure) if failure.code == QHAL_INTERNAL || failure.flags & QHAL_ERROR_STICKY != 0 => {
+            Err(stream.stick(failure))
+        }
+        result => result,
+    }
+}
+
+pub(crate) unsafe extern "C" fn prepack(
+    plan: *mut qhal_plan,
+    stream: *mut qhal_stream,
+    input: u32,
+    src: qhal_slice,
+    dst: qhal_slice,
+    err: *mut qhal_error,
+) -> i32 {
+    // SAFETY: the host passes a plan and a stream of ours and living buffers that nobody else uses meanwhile.
+    unsafe {
+        guard(err, || {
+            let (plan, stream) = (plan_of(plan)?, Stream::of(stream)?);
+            on_stream(stream, || {
+                let Op::Gemm(gemm) = &plan.op else {
+                    return Err(Failure::invalid("this op packs nothing").at(input as usize));
+                };
+                let (source_bytes, packed_bytes) = gemm.packing(input as usize)?;
+                let source = buffer_of_slice(&src)?.range(src.offset, source_bytes as u64, false)?;
+                let target = buffer_of_slice(&dst)?.range(dst.offset, packed_bytes as u64, true)?;
+                if src.size < source_bytes as u64 || dst.size < packed_bytes as u64 {
+                    return Err(Failure::out_of_range(format!(
+                        "{} bytes into {}, expected {source_bytes} into {packed_bytes}",
+                        src.size, dst.size
+                    )));
+                }
+                let source = std::slice::from_raw_parts(source.as_ptr(), source_bytes);
+                let target = std::slice::from_raw_parts_mut(target.as_ptr(), packed_bytes);
+                gemm.pack(input as usize, &stream.pool, source, target)
+            })
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn launch(
+    plan: *mut qhal_plan,
+    stream: *mut qhal_stream,
+    args: *const qhal_launch_args,
+    err: *mut qhal_error,
+) -> i32 {
+    // SAFETY: the host passes a plan and a stream of ours, arguments, and living buffers that nobody else uses meanwhile.
+    unsafe {
+        guard(err, || {
+            let (plan, stream) = (plan_of(plan)?, Stream::of(stream)?);
+            on_stream(stream, || plan.op.launch(&Launch::new(args, plan.isa, &stream.pool)?))
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn destroy(plan: *mut qhal_plan, err: *mut qhal_error) -> i32 {
+    // SAFETY: the host passes a plan of ours, once.
+    unsafe {
+        guard(err, || {
+            if !plan.is_null() {
+                drop(Box::from_raw(plan.cast::<Plan>()));
+            }
+            Ok(())
+        })
+    }
+}
