@@ -133,7 +133,7 @@ impl ModelWeights {
         let lm_head = if config.tie_word_embeddings {
             LinearWeights { weight: token_embd, scale: None, bias: None }
         } else {
-            weights.linear(graph, "lm_head", (vocabulary, hidden), false, None)?
+            weights.linear(graph, "output", (vocabulary, hidden), false, None)?
         };
         Ok(Self { token_embd, output_norm, lm_head, attn_norm, ffn_norm, attention, dense, moe })
     }
@@ -181,15 +181,15 @@ impl ModelWeights {
             QueryWeights::Direct(weights.linear(graph, "attn_q", (query_width, hidden), false, some)?)
         } else {
             QueryWeights::LowRank {
-                a: weights.linear(graph, "q_a", (rank, hidden), bias.query, some)?,
-                norm: weights.vector(graph, "q_a_norm", rank, some)?,
-                b: weights.linear(graph, "q_b", (query_width, rank), false, some)?,
+                a: weights.linear(graph, "attn_q_a", (rank, hidden), bias.query, some)?,
+                norm: weights.vector(graph, "attn_q_a_norm", rank, some)?,
+                b: weights.linear(graph, "attn_q_b", (query_width, rank), false, some)?,
             }
         };
         Ok(AttentionWeights::Latent {
             query,
-            kv_a: weights.linear(graph, "kv_a", (latent + rope, hidden), bias.key, some)?,
-            kv_a_norm: weights.vector(graph, "kv_a_norm", latent, some)?,
+            kv_a: weights.linear(graph, "attn_kv_a", (latent + rope, hidden), bias.key, some)?,
+            kv_a_norm: weights.vector(graph, "attn_kv_a_norm", latent, some)?,
             kv_b: weights.kv_b(graph, layers)?,
             output: weights.linear(graph, "attn_output", (hidden, heads * value), bias.output, some)?,
         })
@@ -232,7 +232,7 @@ impl MoeWeights {
             let sizes = (hidden, u64::from(moe.shared_intermediate_size));
             shared = Some(gated(weights, graph, roles, sizes, false, layers)?);
             if moe.shared_gate {
-                shared_gate = Some(weights.linear(graph, "shared_gate", (1, hidden), false, Some(layers))?);
+                shared_gate = Some(weights.linear(graph, "ffn_gate_inp_shexp", (1, hidden), false, Some(layers))?);
             }
         }
         Ok(Self { router, correction_bias, experts, shared, shared_gate })
@@ -287,7 +287,7 @@ fn build_body(
     x = main.origin("logit_rows").gather_rows(x, rows)?;
     let norm = main.origin("output_norm").weight(model.output_norm)?;
     x = main.norm(x, norm, config.rms_norm_eps, config.hidden_size)?;
-    main.origin("lm_head");
+    main.origin("output");
     let head = if config.tie_word_embeddings {
         Linear { weight: table, scale: None, bias: None }
     } else {
@@ -383,7 +383,7 @@ impl LayerBuilder<'_, '_> {
                     return Err(ModelError::invalid("kv_lora_rank", "a latent", "none"));
                 };
                 let q = self.latent_query(mla, query, x)?;
-                let joined = self.linear("kv_a", kv_a, x)?;
+                let joined = self.linear("attn_kv_a", kv_a, x)?;
                 let y = self.latent_attention(mla, q, joined, *kv_a_norm, *kv_b)?;
                 self.linear("attn_output", output, y)
             }
@@ -441,10 +441,10 @@ impl LayerBuilder<'_, '_> {
         let q = match query {
             QueryWeights::Direct(q) => self.linear("attn_q", q, x)?,
             QueryWeights::LowRank { a, norm, b } => {
-                let latent = self.linear("q_a", a, x)?;
-                let norm = self.builder.origin("q_a_norm").weight(*norm)?;
+                let latent = self.linear("attn_q_a", a, x)?;
+                let norm = self.builder.origin("attn_q_a_norm").weight(*norm)?;
                 let latent = self.builder.norm(latent, norm, mla.norm_eps, mla.q_lora_rank)?;
-                self.linear("q_b", b, latent)?
+                self.linear("attn_q_b", b, latent)?
             }
         };
         let head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
@@ -459,9 +459,9 @@ impl LayerBuilder<'_, '_> {
         kv_a_norm: WeightId,
         kv_b: WeightId,
     ) -> Result<ValueId, ModelError> {
-        let latent = self.builder.origin("kv_a").columns(joined, 0, mla.kv_lora_rank)?;
+        let latent = self.builder.origin("attn_kv_a").columns(joined, 0, mla.kv_lora_rank)?;
         let k_rope = self.builder.columns(joined, mla.kv_lora_rank, mla.qk_rope_head_dim)?;
-        let norm = self.builder.origin("kv_a_norm").weight(kv_a_norm)?;
+        let norm = self.builder.origin("attn_kv_a_norm").weight(kv_a_norm)?;
         let latent = self.builder.norm(latent, norm, mla.norm_eps, mla.kv_lora_rank)?;
         let k_rope = self.rope("attn_k_rope", k_rope, 1, mla.qk_rope_head_dim, 0)?;
         self.builder.origin("kv_append").kv_append(self.state, latent, k_rope, self.shared.slots)?;
@@ -474,7 +474,7 @@ impl LayerBuilder<'_, '_> {
             scale: self.config.softmax_scale(),
             form: None,
         };
-        let kv_b = self.builder.origin("kv_b").weight(kv_b)?;
+        let kv_b = self.builder.origin("attn_kv_b").weight(kv_b)?;
         Ok(self.builder.origin("attn").mla_attention(self.state, attention, q, kv_b, self.shared.paging)?)
     }
 
@@ -552,7 +552,7 @@ impl LayerBuilder<'_, '_> {
         let origins = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_act_shexp", "ffn_down_shexp"];
         let y = self.gated(origins, weights, x)?;
         let Some(gate) = gate else { return Ok(y) };
-        let logit = self.linear("shared_gate", &gate, x)?;
+        let logit = self.linear("ffn_gate_inp_shexp", &gate, x)?;
         let factor = self.builder.unary(Activation::Sigmoid, logit)?;
         Ok(self.builder.binary(BinaryFunction::Mul, y, factor)?)
     }

@@ -49,7 +49,7 @@ pub enum ModelError {
     },
     /// The checkpoint has tensors that the model doesn't use.
     #[error(
-        "tensor {name} of shape {shape:?} has no place in a {family} model with this config ({others} others neither); the config belongs to another model, or the model has a feature that is not supported"
+        "tensor {name} of shape {shape:?} has no place in a {family} model with this config (nor have {others} more); the config belongs to another model, or the model has a feature that is not supported"
     )]
     SurplusTensor {
         /// Name of the first one.
@@ -74,7 +74,7 @@ pub enum ModelError {
         found: Vec<u64>,
     },
     /// A tensor of a storage type that can't be used in its place.
-    #[error("tensor {name}: expected storage type {expected}, found {found}; convert the model to a supported type")]
+    #[error("tensor {name}: expected it stored as {expected}, found {found}; convert the model to a supported type")]
     WrongType {
         /// Name of the tensor.
         name: String,

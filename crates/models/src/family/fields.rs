@@ -15,6 +15,16 @@ pub(super) struct Key {
     pub(super) gguf: &'static [&'static str],
 }
 
+/// A number for a message: no hundred zeros.
+fn spell(value: f64) -> String {
+    if value == 0.0 || (1e-4..1e7).contains(&value.abs()) { value.to_string() } else { format!("{value:e}") }
+}
+
+/// A JSON value for a message.
+pub(super) fn describe_json(value: &Value) -> String {
+    Scalar::from_json(value).map_or_else(|| "null".to_owned(), |scalar| scalar.describe())
+}
+
 /// Where values come from.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Source<'a> {
@@ -44,7 +54,7 @@ impl Scalar {
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Integer(value) => value.to_string(),
-            Self::Float(value) => value.to_string(),
+            Self::Float(value) => spell(*value),
             Self::Flag(value) => value.to_string(),
             Self::Text(text) => quoted(text),
             Self::Other(what) => what.clone(),
@@ -160,12 +170,13 @@ impl<'a> Source<'a> {
         float
             .filter(|float| (min..=max).contains(float))
             .map(Some)
-            .ok_or_else(|| self.wrong(key, format!("a number from {min:e} to {max:e}"), &value))
+            .ok_or_else(|| self.wrong(key, format!("a number from {} to {}", spell(min), spell(max)), &value))
     }
 
     /// A needed number.
     pub(super) fn number(&self, key: &Key, min: f64, max: f64) -> Result<f64, ModelError> {
-        self.float(key, min, max)?.ok_or_else(|| self.missing(key, format!("a number from {min:e} to {max:e}")))
+        self.float(key, min, max)?
+            .ok_or_else(|| self.missing(key, format!("a number from {} to {}", spell(min), spell(max))))
     }
 
     /// A truth value.
@@ -192,10 +203,7 @@ impl<'a> Source<'a> {
         match map.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Object(object)) => Ok(Some(object)),
-            Some(other) => {
-                let found = Scalar::from_json(other).map_or_else(String::new, |scalar| scalar.describe());
-                Err(ModelError::invalid(name, "an object", found))
-            }
+            Some(other) => Err(ModelError::invalid(name, "an object", describe_json(other))),
         }
     }
 
@@ -205,10 +213,7 @@ impl<'a> Source<'a> {
         match map.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items)),
-            Some(other) => {
-                let found = Scalar::from_json(other).map_or_else(String::new, |scalar| scalar.describe());
-                Err(ModelError::invalid(name, "a list", found))
-            }
+            Some(other) => Err(ModelError::invalid(name, "a list", describe_json(other))),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::config::{
     AttentionBias, BlockScale, Dialect, FeedForward, LayerKind, MlaConfig, ModelConfig, MoeConfig, limits,
 };
 use super::error::{ModelError, quoted};
-use super::fields::{Key, Scalar, Source};
+use super::fields::{Key, Scalar, Source, describe_json};
 use super::keys;
 use super::read_rope::read_rope;
 use super::table::{
@@ -176,7 +176,7 @@ fn token_ids(map: &Map<String, Value>, key: &str) -> Result<Vec<u32>, ModelError
     for item in items {
         let id = item.as_u64().filter(|id| *id <= u64::from(limits::TOKEN_ID));
         let Some(id) = id else {
-            return Err(ModelError::invalid(key, "token ids", quoted(&item.to_string())));
+            return Err(ModelError::invalid(key, "token ids", describe_json(item)));
         };
         ids.push(id as u32);
     }
@@ -281,7 +281,7 @@ fn read_common(
         head_dim,
         intermediate_size: source.count(&keys::INTERMEDIATE_SIZE, limits::WIDTH)?,
         max_position_embeddings,
-        rms_norm_eps: source.float(&keys::RMS_NORM_EPS, 0.0, 1.0)?.unwrap_or(1e-6),
+        rms_norm_eps: read_eps(source)?,
         rope: read_rope(family, source, mla.as_ref(), head_dim, max_position_embeddings)?,
         qk_norm: family.qk_norm,
         attention_bias: read_attention_bias(family, source, tensors)?,
@@ -295,6 +295,14 @@ fn read_common(
         bos_token_id: None,
         eos_token_ids: Vec::new(),
     })
+}
+
+fn read_eps(source: &Source<'_>) -> Result<f64, ModelError> {
+    // `config.json` may leave it at the default of the transformers library; GGUF always has it.
+    match source {
+        Source::HuggingFace(_) => Ok(source.float(&keys::RMS_NORM_EPS, 1e-12, 1.0)?.unwrap_or(1e-6)),
+        Source::Gguf { .. } => source.number(&keys::RMS_NORM_EPS, 1e-12, 1.0),
+    }
 }
 
 /// Layers, and layers for multi-token prediction after them.
@@ -426,7 +434,7 @@ fn listed_window(layer: &Value, window: u32) -> Result<u32, ModelError> {
             Err(ModelError::invalid("layer_types", expected, "sliding_attention"))
         }
         _ => {
-            let found = quoted(&layer.to_string());
+            let found = describe_json(layer);
             Err(ModelError::unsupported("layer_types", found, "full_attention, sliding_attention"))
         }
     }
@@ -503,9 +511,10 @@ fn mark_expert_layers(rule: ExpertRule, source: &Source<'_>, layers: &mut [Layer
     }
     if rule.layers == ExpertLayers::SparseStep {
         for dense in source.list("mlp_only_layers")?.unwrap_or_default() {
-            let index = dense.as_u64().and_then(|index| usize::try_from(index).ok()).ok_or_else(|| {
-                ModelError::invalid("mlp_only_layers", "indices of layers", quoted(&dense.to_string()))
-            })?;
+            let index = dense
+                .as_u64()
+                .and_then(|index| usize::try_from(index).ok())
+                .ok_or_else(|| ModelError::invalid("mlp_only_layers", "indices of layers", describe_json(dense)))?;
             if let Some(layer) = layers.get_mut(index) {
                 layer.feed_forward = FeedForward::Dense;
             }

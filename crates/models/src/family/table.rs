@@ -111,7 +111,7 @@ pub enum Gating {
 /// Names of a tensor. `{layer}`, `{expert}` are numbers, `{part}` is `weight` or `bias`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct WeightName {
-    /// Name in this program.
+    /// Name in this program, that of GGUF where it has one: passes tell linear layers apart by it.
     pub role: &'static str,
     /// Names in Hugging Face checkpoints; the first one present counts.
     pub hf: &'static [&'static str],
@@ -126,7 +126,7 @@ const fn weight(role: &'static str, hf: &'static [&'static str], gguf: &'static 
 const COMMON: &[WeightName] = &[
     weight("token_embd", &["model.embed_tokens.{part}"], "token_embd.{part}"),
     weight("output_norm", &["model.norm.{part}"], "output_norm.{part}"),
-    weight("lm_head", &["lm_head.{part}"], "output.{part}"),
+    weight("output", &["lm_head.{part}"], "output.{part}"),
     weight("attn_norm", &["model.layers.{layer}.input_layernorm.{part}"], "blk.{layer}.attn_norm.{part}"),
     weight("ffn_norm", &["model.layers.{layer}.post_attention_layernorm.{part}"], "blk.{layer}.ffn_norm.{part}"),
     weight("attn_output", &["model.layers.{layer}.self_attn.o_proj.{part}"], "blk.{layer}.attn_output.{part}"),
@@ -145,14 +145,26 @@ const GROUPED: &[WeightName] = &[
 
 const LATENT: &[WeightName] = &[
     weight("attn_q", &["model.layers.{layer}.self_attn.q_proj.{part}"], "blk.{layer}.attn_q.{part}"),
-    weight("q_a", &["model.layers.{layer}.self_attn.q_a_proj.{part}"], "blk.{layer}.attn_q_a.{part}"),
-    weight("q_a_norm", &["model.layers.{layer}.self_attn.q_a_layernorm.{part}"], "blk.{layer}.attn_q_a_norm.{part}"),
-    weight("q_b", &["model.layers.{layer}.self_attn.q_b_proj.{part}"], "blk.{layer}.attn_q_b.{part}"),
-    weight("kv_a", &["model.layers.{layer}.self_attn.kv_a_proj_with_mqa.{part}"], "blk.{layer}.attn_kv_a_mqa.{part}"),
-    weight("kv_a_norm", &["model.layers.{layer}.self_attn.kv_a_layernorm.{part}"], "blk.{layer}.attn_kv_a_norm.{part}"),
-    weight("kv_b", &["model.layers.{layer}.self_attn.kv_b_proj.{part}"], "blk.{layer}.attn_kv_b.{part}"),
-    weight("k_b", &[], "blk.{layer}.attn_k_b.{part}"),
-    weight("v_b", &[], "blk.{layer}.attn_v_b.{part}"),
+    weight("attn_q_a", &["model.layers.{layer}.self_attn.q_a_proj.{part}"], "blk.{layer}.attn_q_a.{part}"),
+    weight(
+        "attn_q_a_norm",
+        &["model.layers.{layer}.self_attn.q_a_layernorm.{part}"],
+        "blk.{layer}.attn_q_a_norm.{part}",
+    ),
+    weight("attn_q_b", &["model.layers.{layer}.self_attn.q_b_proj.{part}"], "blk.{layer}.attn_q_b.{part}"),
+    weight(
+        "attn_kv_a",
+        &["model.layers.{layer}.self_attn.kv_a_proj_with_mqa.{part}"],
+        "blk.{layer}.attn_kv_a_mqa.{part}",
+    ),
+    weight(
+        "attn_kv_a_norm",
+        &["model.layers.{layer}.self_attn.kv_a_layernorm.{part}"],
+        "blk.{layer}.attn_kv_a_norm.{part}",
+    ),
+    weight("attn_kv_b", &["model.layers.{layer}.self_attn.kv_b_proj.{part}"], "blk.{layer}.attn_kv_b.{part}"),
+    weight("attn_k_b", &[], "blk.{layer}.attn_k_b.{part}"),
+    weight("attn_v_b", &[], "blk.{layer}.attn_v_b.{part}"),
 ];
 
 const EXPERTS: &[WeightName] = &[
@@ -206,7 +218,7 @@ const SHARED: &[WeightName] = &[
         "blk.{layer}.ffn_down_shexp.{part}",
     ),
     weight(
-        "shared_gate",
+        "ffn_gate_inp_shexp",
         &["model.layers.{layer}.mlp.shared_expert_gate.{part}"],
         "blk.{layer}.ffn_gate_inp_shexp.{part}",
     ),

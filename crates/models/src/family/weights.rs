@@ -204,7 +204,7 @@ impl<'a> Weights<'a> {
             return Ok(None);
         }
         let Some(block) = self.config.block_scale else {
-            let expected = "a type with its own scales (the config has no quantization_config)";
+            let expected = "a type without separate scales (the config has no quantization_config)";
             return Err(ModelError::WrongType { name: name.to_owned(), expected, found: spec.dtype });
         };
         let scale_name = format!("{name}_scale_inv");
@@ -235,31 +235,31 @@ impl<'a> Weights<'a> {
     pub(super) fn kv_b(&mut self, graph: &mut Graph, layers: &[u32]) -> Result<WeightId, ModelError> {
         let config = self.config;
         let Some(mla) = config.mla else {
-            return Err(ModelError::unsupported("weight", "kv_b", "models with latent attention"));
+            return Err(ModelError::unsupported("weight", "attn_kv_b", "models with latent attention"));
         };
         let [heads, nope, value, latent] =
             [config.num_attention_heads, mla.qk_nope_head_dim, mla.v_head_dim, mla.kv_lora_rank].map(u64::from);
         let shape = [heads * (nope + value), latent];
         let first = layers.first().copied().unwrap_or(0);
-        let split = config.dialect == Dialect::Gguf && self.has("k_b", first)?;
-        if split && !self.has("kv_b", first)? {
+        let split = config.dialect == Dialect::Gguf && self.has("attn_k_b", first)?;
+        if split && !self.has("attn_kv_b", first)? {
             let mut sources = Vec::with_capacity(layers.len());
             for layer in layers {
-                let [k, v] = ["k_b", "v_b"].map(|role| self.pattern(role, "weight", Some(*layer)));
+                let [k, v] = ["attn_k_b", "attn_v_b"].map(|role| self.pattern(role, "weight", Some(*layer)));
                 let (k, v) = (expand(k?, "weight", Some(*layer), 0), expand(v?, "weight", Some(*layer), 0));
                 self.take(&k, &[heads, latent, nope])?;
                 self.take(&v, &[heads, value, latent])?;
                 let transform = Transform::MergeKvB { num_heads: heads, nope_dim: nope, value_dim: value };
                 sources.push((*layer, WeightSource { dtype: DType::F32, tensors: vec![k, v], transform }));
             }
-            return Ok(Self::declare(graph, "kv_b.weight".to_owned(), &shape, sources, Some(layers)));
+            return Ok(Self::declare(graph, "attn_kv_b.weight".to_owned(), &shape, sources, Some(layers)));
         }
         if split {
             // Some writers store both forms.
-            self.ignore("k_b", layers)?;
-            self.ignore("v_b", layers)?;
+            self.ignore("attn_k_b", layers)?;
+            self.ignore("attn_v_b", layers)?;
         }
-        Ok(self.weight(graph, "kv_b", Use::Latent, &shape, Some(layers))?.0)
+        Ok(self.weight(graph, "attn_kv_b", Use::Latent, &shape, Some(layers))?.0)
     }
 
     /// Gate, up and down projections of all experts: [E, out, in] each.
