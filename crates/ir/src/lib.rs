@@ -14,15 +14,20 @@
 #![forbid(unsafe_code)]
 
 mod build;
+pub mod check;
 mod error;
 mod graph;
+mod lexer;
 mod op;
+pub mod parse;
 pub mod passes;
 pub mod program;
 mod rewrite;
 #[doc(hidden)]
 pub mod test_support;
+pub mod text;
 mod types;
+mod verify;
 
 pub use build::{BodyBuilder, Linear};
 pub use error::IrError;
@@ -31,3 +36,4 @@ pub use op::*;
 pub use qwen_formats::DType;
 pub use rewrite::BodyId;
 pub use types::*;
+pub use verify::verify;

@@ -312,3 +312,27 @@ impl Op {
         matches!(self, Self::Input { .. } | Self::Weight(_) | Self::Const { .. })
     }
 }
+
+macro_rules! spelled {
+    ($(#[$doc:meta])* $type:ident: $($variant:ident = $name:literal),+) => {
+        impl $type {
+            /// Name in the text form.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),+ }
+            }
+            /// The variant of a name.
+            #[must_use]
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name { $($name => Some(Self::$variant),)+ _ => None }
+            }
+        }
+    };
+}
+spelled!(GemmType: Plain = "plain", FusedQkv = "fused_qkv", FusedGateUp = "fused_gate_up", MoeGrouped = "moe_grouped", LmHead = "lm_head");
+spelled!(Activation: Silu = "silu", GeluTanh = "gelu_tanh", Sigmoid = "sigmoid");
+spelled!(BinaryFunction: Add = "add", Mul = "mul");
+spelled!(RopeStyle: Half = "half", Interleaved = "interleaved");
+spelled!(MlaForm: Expanded = "expanded", Absorbed = "absorbed");
+spelled!(RouterScore: Softmax = "softmax", Sigmoid = "sigmoid");
+spelled!(GroupScore: Max = "max", Top2Sum = "top2_sum");

@@ -289,3 +289,124 @@ pub fn latent() -> Result<Graph, IrError> {
 pub fn all() -> Result<Vec<Graph>, IrError> {
     Ok(vec![dense()?, experts()?, latent()?])
 }
+
+/// Reads arbitrary bytes as a text, and judges, compiles and prints what can be read. Must not panic.
+pub fn fuzz_text(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(graph) = parse::parse(text) else { return };
+    if verify(&graph).is_err() {
+        return;
+    }
+    let printed = text::print(&graph);
+    assert_eq!(parse::parse(&printed).map(|again| text::print(&again)), Ok(printed));
+    let layers: u64 = graph
+        .body
+        .nodes
+        .iter()
+        .map(|id| match graph.node(*id).op {
+            Op::Layers { count, .. } => u64::from(count),
+            _ => 0,
+        })
+        .sum();
+    if layers > 64 {
+        return;
+    }
+    let options = passes::CompileOptions { verify: true, ..passes::CompileOptions::new(Phase::Mixed, bounds()) };
+    // A valid graph may still not compile, but never to a program that breaks the check.
+    if let Err(IrError::Pass { pass: "check", what }) = passes::compile(&graph, &options, &passes::PermissiveDevice) {
+        panic!("{what}");
+    }
+}
+
+/// A random graph: a chain of choices over the values made so far, without layers.
+///
+/// # Errors
+/// Never.
+pub fn random(choices: &[u32]) -> Result<Graph, IrError> {
+    let mut graph = Graph::new("random");
+    let width = 32_u64;
+    let table = weight(&mut graph, "token_embd.weight", &[64, width], &[DType::F16], None);
+    let square: Vec<WeightId> = ["attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "ffn_down"]
+        .iter()
+        .map(|name| weight(&mut graph, &format!("{name}.weight"), &[width, width], &[DType::Q8_0], None))
+        .collect();
+    let scale = weight(&mut graph, "norm.weight", &[width], &[DType::F32], None);
+    let mut body = BodyBuilder::new(&mut graph, &[]);
+    let ids = body.origin("inputs").input(inputs::TOKEN_IDS)?;
+    let table_value = body.weight(table)?;
+    let mut values = vec![body.origin("embed").embed(ids, table_value)?];
+    for (i, choice) in choices.iter().enumerate() {
+        let pick = |shift: u32| values[(choice >> shift) as usize % values.len()];
+        let (a, b) = (pick(8), pick(16));
+        body.origin(format!("step {i}"));
+        let value = match choice % 9 {
+            0 | 1 => {
+                let w = body.weight(square[(choice >> 4) as usize % square.len()])?;
+                body.gemm(GemmType::Plain, a, &[Linear { weight: w, scale: None, bias: None }])?
+            }
+            2 => {
+                let w = body.weight(scale)?;
+                body.norm(a, w, 1e-6, width as u32)?
+            }
+            3 => body.glu(Activation::Silu, a, b)?,
+            4 => body.binary(BinaryFunction::Add, a, b)?,
+            5 => body.binary(BinaryFunction::Mul, a, b)?,
+            6 => body.unary(Activation::GeluTanh, a)?,
+            7 => {
+                let pair = [body.weight(square[3])?, body.weight(square[4])?];
+                let pair = pair.map(|weight| Linear { weight, scale: None, bias: None });
+                let wide = body.gemm(GemmType::FusedGateUp, a, &pair)?;
+                let gate = body.columns(wide, 0, width as u32)?;
+                let up = body.columns(wide, width as u32, width as u32)?;
+                if choice & 0x1000 == 0 { body.glu(Activation::Silu, gate, up)? } else { up }
+            }
+            _ => body.node(Op::Softmax, vec![a])?[0],
+        };
+        values.push(value);
+    }
+    let rows = body.origin("output").input(inputs::LOGIT_ROWS)?;
+    let last = values[values.len() - 1];
+    let sum = body.binary(BinaryFunction::Add, last, values[values.len() / 2])?;
+    let x = body.gather_rows(sum, rows)?;
+    let w = body.weight(table)?;
+    let logits = body.gemm(GemmType::LmHead, x, &[Linear { weight: w, scale: None, bias: None }])?;
+    let built = body.finish(vec![logits]);
+    graph.body = built;
+    Ok(graph)
+}
+
+/// Whether two graphs compute the same, whatever the order of independent nodes and their origins: results and appended
+/// states are compared as expressions.
+#[must_use]
+pub fn equivalent(a: &Graph, b: &Graph) -> bool {
+    expressions(a) == expressions(b)
+}
+
+fn expressions(graph: &Graph) -> Vec<u64> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hashes = vec![0_u64; graph.values.len()];
+    let mut effects = Vec::new();
+    for body in graph.body_ids().map(|id| graph.body_of(id)) {
+        for (i, param) in body.params.iter().enumerate() {
+            hashes[param.index()] = i as u64;
+        }
+        for node in body.nodes.iter().map(|id| graph.node(*id)) {
+            let mut operands: Vec<u64> = node.inputs.iter().map(|v| hashes[v.index()]).collect();
+            if matches!(node.op, Op::Binary(_)) {
+                operands.sort_unstable();
+            }
+            let mut hasher = DefaultHasher::new();
+            format!("{:?}", node.op).hash(&mut hasher);
+            operands.hash(&mut hasher);
+            for (i, output) in node.outputs.iter().enumerate() {
+                i.hash(&mut hasher);
+                hashes[output.index()] = hasher.finish();
+            }
+            if node.outputs.is_empty() {
+                effects.push(hasher.finish());
+            }
+        }
+        effects.extend(body.results.iter().map(|v| hashes[v.index()]));
+    }
+    effects
+}

@@ -229,6 +229,9 @@ pub enum Tolerance {
 }
 
 impl Tolerance {
+    /// All classes, strictest first.
+    pub const ALL: [Self; 5] = [Self::Exact, Self::Tight, Self::Normal, Self::Loose, Self::Statistical];
+
     /// Largest normalised mean squared error of an op of this class.
     #[must_use]
     pub const fn nmse(self) -> f64 {
@@ -267,6 +270,20 @@ pub enum Sensitivity {
     High,
 }
 
+impl Sensitivity {
+    /// All degrees.
+    pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::High];
+    /// Name in the text form.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::Normal => "normal",
+            Self::High => "high",
+        }
+    }
+}
+
 /// Which steps a graph serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -276,6 +293,20 @@ pub enum Phase {
     Decode,
     /// Both together.
     Mixed,
+}
+
+impl Phase {
+    /// All phases.
+    pub const ALL: [Self; 3] = [Self::Prefill, Self::Decode, Self::Mixed];
+    /// Name in the text form.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Mixed => "mixed",
+        }
+    }
 }
 
 /// In which form a linear layer multiplies.
@@ -294,6 +325,26 @@ pub enum Compute {
 }
 
 impl Compute {
+    /// All forms.
+    pub const ALL: [Self; 5] = [Self::F32, Self::I8G32, Self::I8G16, Self::I8x2G32, Self::Bf16];
+
+    /// The error class that results of this form fall into.
+    #[must_use]
+    pub const fn tolerance(self) -> Tolerance {
+        match self {
+            Self::F32 => Tolerance::Tight,
+            // The second term holds the rounding error of the first: about 2^-14 of the largest in a group.
+            Self::I8x2G32 | Self::Bf16 => Tolerance::Normal,
+            Self::I8G32 | Self::I8G16 => Tolerance::Loose,
+        }
+    }
+    /// This form for a weight of a storage type: a layer may store as floats what others have quantised, and there integer
+    /// products make no sense; nor do bfloat16 products of quantised weights.
+    #[must_use]
+    pub const fn over(self, dtype: DType) -> Self {
+        let integer = matches!(self, Self::I8G32 | Self::I8G16 | Self::I8x2G32);
+        if integer == dtype.is_block_quantised() { self } else { Self::F32 }
+    }
     /// Name in the text form.
     #[must_use]
     pub const fn name(self) -> &'static str {

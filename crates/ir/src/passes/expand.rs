@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{PassName, Report};
-use crate::{Compute, Graph, IrError, Node, NodeId, Op, TemplateId, ValueId, WeightId};
+use crate::{Graph, IrError, Node, NodeId, Op, TemplateId, ValueId, WeightId};
 
 /// Runs the pass.
 ///
@@ -30,9 +30,9 @@ pub fn run(graph: &Graph) -> Result<(Graph, Report), IrError> {
             }
         } else {
             expander.flat.body.nodes.push(*id);
-            let node = expander.flat.node_mut(*id);
-            node.inputs.iter_mut().for_each(|v| *v = *map.get(v).unwrap_or(v));
-            resolve_compute(graph, expander.flat.node_mut(*id), None)?;
+            let copy = expander.flat.node_mut(*id);
+            copy.inputs.iter_mut().for_each(|v| *v = *map.get(v).unwrap_or(v));
+            resolve_compute(graph, node, None, copy)?;
         }
     }
     let Expander { mut flat, layers, .. } = expander;
@@ -72,7 +72,7 @@ impl Expander<'_> {
             let mut copy = node.clone();
             copy.inputs.iter_mut().for_each(|v| *v = *map.get(v).unwrap_or(v));
             copy.attributes.layer = (!shared).then_some(layer);
-            resolve_compute(source, &mut copy, Some(layer))?;
+            resolve_compute(source, node, Some(layer), &mut copy)?;
             let outputs = self.append(copy, layer)?;
             if shared {
                 self.hoisted.insert(*id, outputs.clone());
@@ -103,18 +103,11 @@ impl Expander<'_> {
     }
 }
 
-/// A layer may store a weight as floats where others have it quantised: there, integer products make no sense.
-fn resolve_compute(graph: &Graph, node: &mut Node, layer: Option<u32>) -> Result<(), IrError> {
-    if node.attributes.compute.is_empty() {
-        return Ok(());
-    }
+/// Form of each segment for the storage types of a layer.
+fn resolve_compute(graph: &Graph, node: &Node, layer: Option<u32>, copy: &mut Node) -> Result<(), IrError> {
     for (i, weight) in graph.segment_weights(node).into_iter().enumerate() {
-        let (Some(weight), Some(compute)) = (weight, node.attributes.compute.get_mut(i)) else { continue };
-        let dtype = graph.weight_source(weight, layer)?.1.dtype;
-        let integer = matches!(compute, Compute::I8G32 | Compute::I8G16 | Compute::I8x2G32);
-        if integer != dtype.is_block_quantised() {
-            *compute = Compute::F32;
-        }
+        let (Some(weight), Some(compute)) = (weight, copy.attributes.compute.get_mut(i)) else { continue };
+        *compute = compute.over(graph.weight_source(weight, layer)?.1.dtype);
     }
     Ok(())
 }

@@ -170,9 +170,13 @@ impl<'g> Lowering<'g> {
         if let Op::KvAppend { state } = &node.op {
             outputs.push(self.state(*state, layer)?);
         }
+        let weights = self.graph.segment_weights(node);
         let mut compute = node.attributes.compute.clone();
-        if compute.is_empty() {
-            compute = vec![Compute::F32; self.graph.segment_weights(node).len()];
+        compute.resize(weights.len(), Compute::F32);
+        for (compute, weight) in compute.iter_mut().zip(weights) {
+            if let Some(weight) = weight {
+                *compute = compute.over(self.graph.weight_source(weight, layer)?.1.dtype);
+            }
         }
         Ok(Instruction {
             op: node.op.clone(),

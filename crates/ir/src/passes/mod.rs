@@ -3,14 +3,22 @@
 //! [`compile`] runs them all: it turns the graph of a model into the [`Program`] of one device and one kind of step. After
 //! every pass the graph is verified (in debug builds, or if asked), and its text form can be kept.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use crate::program::{Instruction, Program};
-use crate::{Graph, IrError, MlaForm, Phase, SymbolBounds};
+use crate::{BodyId, DType, Graph, IrError, MlaForm, NodeId, Phase, SymbolBounds};
 
+pub mod canonicalise;
 pub mod expand;
+pub mod fuse;
 pub mod lower;
 pub mod plan_memory;
+pub mod precision;
+pub mod roles;
+pub mod specialise;
+pub mod stability;
+pub mod tile;
 
 /// What passes ask a device. Instructions in questions have no real places: kinds, attributes, types and shapes count.
 pub trait DeviceModel {
@@ -250,17 +258,92 @@ pub struct Compiled {
 /// # Errors
 /// If a pass can't do its work, or leaves a graph that breaks an invariant.
 pub fn compile(graph: &Graph, options: &CompileOptions, device: &dyn DeviceModel) -> Result<Compiled, IrError> {
+    let mut run = Run { options, reports: Vec::new(), dump: None };
     let mut graph = graph.clone();
-    graph.bounds = options.bounds;
-    let form =
-        options.mla_form.unwrap_or(if options.phase == Phase::Prefill { MlaForm::Expanded } else { MlaForm::Absorbed });
-    for node in &mut graph.nodes {
-        if let crate::Op::MlaAttention { attention, .. } = &mut node.op {
-            attention.form = Some(form);
+    if options.verify {
+        crate::verify(&graph)?;
+    }
+    run.pass(PassName::Canonicalise, &mut graph, |g| canonicalise::run(g, device))?;
+    run.pass(PassName::Specialise, &mut graph, |g| specialise::run(g, options))?;
+    if options.fuse {
+        run.pass(PassName::Fuse, &mut graph, |g| fuse::run(g, device))?;
+    }
+    run.pass(PassName::Precision, &mut graph, |g| precision::run(g, options, device))?;
+    run.pass(PassName::Stability, &mut graph, stability::run)?;
+    run.pass(PassName::Expand, &mut graph, |g| {
+        let (flat, report) = expand::run(g)?;
+        *g = flat;
+        Ok(report)
+    })?;
+    let mut memory = None;
+    run.pass(PassName::PlanMemory, &mut graph, |g| {
+        let (plan, report) = plan_memory::run(g, device)?;
+        memory = Some(plan);
+        Ok(report)
+    })?;
+    let memory = memory.unwrap_or_default();
+    if options.dump_after == Some(PassName::PlanMemory) {
+        run.dump = Some(crate::text::print_with_places(&graph, &memory));
+    }
+    run.pass(PassName::Tile, &mut graph, |g| tile::run(g, device))?;
+    let mut program = None;
+    run.pass(PassName::Lower, &mut graph, |g| {
+        let (lowered, report) = lower::run(g, &memory)?;
+        program = Some(lowered);
+        Ok(report)
+    })?;
+    let program = program.ok_or_else(|| IrError::Pass { pass: "lower", what: "no program was made".to_owned() })?;
+    if options.dump_after == Some(PassName::Lower) {
+        run.dump = Some(program.to_string());
+    }
+    if options.verify {
+        crate::check::check(&graph, &program, device, &graph.bounds)?;
+    }
+    Ok(Compiled { program, graph, memory, reports: run.reports, dump: run.dump })
+}
+
+struct Run<'a> {
+    options: &'a CompileOptions,
+    reports: Vec<Report>,
+    dump: Option<String>,
+}
+
+impl Run<'_> {
+    fn pass(
+        &mut self,
+        name: PassName,
+        graph: &mut Graph,
+        pass: impl FnOnce(&mut Graph) -> Result<Report, IrError>,
+    ) -> Result<(), IrError> {
+        let _span = tracing::debug_span!("pass", name = name.name(), graph = graph.name).entered();
+        let report = pass(graph)?;
+        for note in &report.notes {
+            tracing::debug!(changes = report.changes, "{note}");
+        }
+        self.reports.push(report);
+        if self.options.verify {
+            crate::verify(graph)?;
+        }
+        if self.options.dump_after == Some(name) {
+            self.dump = Some(crate::text::print(graph));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a device supports a node for every layer that runs it.
+pub(crate) fn supported(graph: &Graph, body: BodyId, node: NodeId, device: &dyn DeviceModel) -> Result<bool, IrError> {
+    let layers = match body {
+        BodyId::Main => vec![graph.node(node).attributes.layer],
+        BodyId::Template(template) => graph.layers_of(template).into_iter().map(Some).collect(),
+    };
+    let mut asked = HashSet::new();
+    for layer in layers {
+        let instruction = lower::describe(graph, node, layer)?;
+        let dtypes: Vec<DType> = instruction.inputs.iter().map(|operand| operand.dtype).collect();
+        if asked.insert(dtypes) && !device.supports(&instruction) {
+            return Ok(false);
         }
     }
-    let (graph, _) = expand::run(&graph)?;
-    let (memory, _) = plan_memory::run(&graph, device)?;
-    let (program, _) = lower::run(&graph, &memory)?;
-    Ok(Compiled { program, graph, memory, reports: Vec::new(), dump: None })
+    Ok(true)
 }

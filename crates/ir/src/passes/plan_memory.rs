@@ -10,7 +10,7 @@ use crate::program::ArenaPool;
 use crate::{Graph, IrError, MemoryScope, NodeId, Op, ValueId};
 
 /// Places of temporaries.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemoryPlan {
     /// Pool and first byte of each value that has a place of its own; indexed by value.
     pub places: Vec<Option<(ArenaPool, u64)>>,

@@ -1,0 +1,126 @@
+//! Properties of passes, text form and memory plan over random graphs.
+
+use proptest::prelude::*;
+use qwen_ir::passes::{CompileOptions, DeviceModel, PermissiveDevice, canonicalise, compile, expand, fuse};
+use qwen_ir::program::Instruction;
+use qwen_ir::test_support::{self, equivalent, random};
+use qwen_ir::{Graph, Phase, parse, text, verify};
+
+/// A device that fuses nothing and does nothing in place.
+struct PlainDevice;
+impl DeviceModel for PlainDevice {
+    fn supports(&self, instruction: &Instruction) -> bool {
+        use qwen_ir::{Epilogue, Op};
+        match &instruction.op {
+            Op::Gemm { epilogue, .. } | Op::GroupedGemm { epilogue, .. } => *epilogue == Epilogue::None,
+            Op::Combine { addend } => !addend,
+            _ => true,
+        }
+    }
+    fn in_place(&self, _: &Instruction, _: usize) -> bool {
+        false
+    }
+    fn tiling(&self, _: &Instruction) -> Option<String> {
+        Some("plain".to_owned())
+    }
+    fn arena_alignment(&self) -> u64 {
+        128
+    }
+}
+
+fn round_trip(graph: &Graph) -> Result<(), TestCaseError> {
+    let printed = text::print(graph);
+    let parsed = match parse::parse(&printed) {
+        Ok(parsed) => parsed,
+        Err(error) => return Err(TestCaseError::fail(format!("{error}\n{printed}"))),
+    };
+    prop_assert_eq!(&parsed, &graph.compacted());
+    prop_assert_eq!(text::print(&parsed), printed);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) })]
+
+    /// compile() verifies after every pass and plays the program through the independent check.
+    #[test]
+    fn random_graphs_compile(choices in prop::collection::vec(any::<u32>(), 1..60)) {
+        let graph = random(&choices).unwrap();
+        verify(&graph).unwrap();
+        let options = CompileOptions { verify: true, ..CompileOptions::new(Phase::Mixed, test_support::bounds()) };
+        let compiled = compile(&graph, &options, &PermissiveDevice).unwrap();
+        for (arena, peak) in compiled.memory.arena_bytes.into_iter().zip(compiled.memory.peak_live_bytes) {
+            prop_assert!(arena >= peak);
+            prop_assert!(arena <= peak * 2 + 64, "{arena} for {peak}");
+        }
+        compile(&graph, &options, &PlainDevice).unwrap();
+    }
+
+    #[test]
+    fn text_round_trips(choices in prop::collection::vec(any::<u32>(), 1..60)) {
+        let graph = random(&choices).unwrap();
+        round_trip(&graph)?;
+        let options = CompileOptions::new(Phase::Decode, test_support::bounds());
+        round_trip(&compile(&graph, &options, &PermissiveDevice).unwrap().graph)?;
+    }
+
+    #[test]
+    fn canonical_graphs_fuse_and_unfuse(choices in prop::collection::vec(any::<u32>(), 1..60)) {
+        let mut graph = random(&choices).unwrap();
+        canonicalise::run(&mut graph, &PermissiveDevice).unwrap();
+        let before = graph.clone();
+        let report = fuse::run(&mut graph, &PermissiveDevice).unwrap();
+        let restored = fuse::unfuse(&mut graph).unwrap();
+        verify(&graph).unwrap();
+        prop_assert_eq!(report.changes, restored);
+        prop_assert!(equivalent(&before, &graph), "{}", text::diff(&before, &graph));
+    }
+
+    /// Whatever is done to a text, the parser answers; and what it accepts, the verifier judges without a panic.
+    #[test]
+    fn mangled_texts_are_refused_without_panic(
+        which in 0_usize..3,
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0_u8..5), 1..6),
+    ) {
+        let graph = test_support::all().unwrap().swap_remove(which);
+        let mut bytes = text::print(&graph).into_bytes();
+        for (at, other, kind) in edits {
+            let (at, other) = (at.index(bytes.len()), other.index(bytes.len()));
+            match kind {
+                0 => bytes.truncate(at.max(1)),
+                1 => bytes[at] = bytes[other],
+                2 => { bytes.remove(at); }
+                3 => bytes[at] = b'9',
+                _ => bytes.swap(at, other),
+            }
+            if bytes.is_empty() { return Ok(()); }
+        }
+        test_support::fuzz_text(&bytes);
+    }
+}
+
+#[test]
+fn small_models_round_trip_at_every_stage() {
+    for graph in test_support::all().unwrap() {
+        round_trip(&graph).unwrap();
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let options = CompileOptions::new(phase, test_support::bounds());
+            round_trip(&compile(&graph, &options, &PermissiveDevice).unwrap().graph).unwrap();
+        }
+    }
+}
+
+#[test]
+fn fused_models_unfuse_to_the_canonical_ones() {
+    for mut graph in test_support::all().unwrap() {
+        canonicalise::run(&mut graph, &PermissiveDevice).unwrap();
+        let before = graph.clone();
+        let report = fuse::run(&mut graph, &PermissiveDevice).unwrap();
+        assert!(report.changes >= 2, "{report}");
+        assert!(!equivalent(&before, &graph));
+        let (flat, _) = expand::run(&graph).unwrap();
+        verify(&flat).unwrap();
+        assert_eq!(fuse::unfuse(&mut graph).unwrap(), report.changes);
+        assert!(equivalent(&before, &graph), "{}", text::diff(&before, &graph));
+    }
+}
