@@ -1,5 +1,7 @@
 //! Configs and graphs of every fixture, of well-known models by their published sizes, and of models that must be refused.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,10 +9,11 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use qwen_formats::gguf::{Array, Value as Gguf};
 use qwen_formats::{Checkpoint, DType, GgufMetadata};
-use qwen_ir::{Graph, Op, RopeStyle, Transform};
+use qwen_ir::passes::{CompileOptions, PermissiveDevice, compile};
+use qwen_ir::{Graph, Op, Phase, RopeStyle, Symbol, SymbolBounds, Transform};
 use qwen_models::family::{
-    Dialect, FAMILIES, FeedForward, ModelConfig, ModelError, ModelInfo, RopeScaling, TensorIndex, build_graph,
-    from_gguf, from_hf, read_config,
+    Dialect, FAMILIES, FeedForward, ModelConfig, ModelError, ModelInfo, RopeScaling, TensorIndex,
+    add_generation_config, build_graph, from_gguf, from_hf, read_config,
 };
 use serde_json::{Value, json};
 
@@ -118,6 +121,13 @@ fn every_fixture_builds_and_uses_each_tensor_once() {
             assert_eq!(uses.remove(tensor), Some(1), "{name}: {tensor}");
         }
         assert!(uses.is_empty(), "{name}: {uses:?}");
+        qwen_ir::verify(&graph).unwrap_or_else(|error| panic!("{name}: {error}"));
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let bounds = SymbolBounds::default().with(Symbol::Tokens, 1, 64).with(Symbol::Sequences, 1, 8);
+            let bounds = bounds.with(Symbol::Rows, 1, 8).with(Symbol::Blocks, 1, 16).with(Symbol::CacheBlocks, 1, 64);
+            let options = CompileOptions { verify: true, ..CompileOptions::new(phase, bounds) };
+            compile(&graph, &options, &PermissiveDevice).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
         let layers = config.num_hidden_layers;
         assert_eq!(graph.states.iter().map(|state| state.layers).sum::<u32>(), layers, "{name}");
     }
@@ -257,11 +267,11 @@ fn layers_of_mixed_models() {
 fn end_of_text_tokens_of_both_files() {
     let mut config = fixture("models/llama").0;
     config.eos_token_ids = vec![2];
-    qwen_models::family::add_generation_config(&mut config, r#"{"eos_token_id": [7, 2, 9]}"#).unwrap();
+    add_generation_config(&mut config, r#"{"eos_token_id": [7, 2, 9]}"#).unwrap();
     assert_eq!(config.eos_token_ids, [7, 2, 9]);
-    qwen_models::family::add_generation_config(&mut config, r#"{"eos_token_id": 3}"#).unwrap();
+    add_generation_config(&mut config, r#"{"eos_token_id": 3}"#).unwrap();
     assert_eq!(config.eos_token_ids, [3, 7, 2, 9]);
-    let error = qwen_models::family::add_generation_config(&mut config, r#"{"eos_token_id": [-1]}"#).unwrap_err();
+    let error = add_generation_config(&mut config, r#"{"eos_token_id": [-1]}"#).unwrap_err();
     insta::assert_snapshot!(error, @"eos_token_id: expected token ids, found -1; the config is damaged or was edited, download it again");
 }
 
@@ -600,7 +610,11 @@ proptest! {
         let mut config = fixture_json(names[family]);
         let keys: Vec<String> = config.as_object().unwrap().keys().cloned().collect();
         config[place.get(&keys).as_str()] = value;
-        qwen_models::family::fuzz_config(&config.to_string());
+        if let Ok(mut config) = from_hf(&config.to_string()) {
+            prop_assert_eq!(config.rope.inverse_frequencies().len() as u32, config.rope.rotary_dim / 2);
+            prop_assert!(build_graph(&config, &TensorIndex::default()).is_err());
+            add_generation_config(&mut config, "{}").unwrap();
+        }
     }
 
     /// Whatever shape a tensor has, building ends in a result, and only the right one is accepted.

@@ -64,6 +64,12 @@ pub enum TemplateError {
         /// The limit.
         limit: usize,
     },
+    /// The template took too long.
+    #[error("the chat template did not finish within {seconds} s")]
+    TooSlow {
+        /// The limit.
+        seconds: f64,
+    },
     /// No thread could be started to render in.
     #[error("cannot start a thread for the chat template: {0}")]
     Thread(std::io::Error),

@@ -7,14 +7,17 @@
 //!
 //! Invariants: a template is untrusted. It ends within [`Limits::fuel`] steps (which bound its
 //! memory too), its output within [`Limits::output_bytes`], its recursion within
-//! [`Limits::recursion`], or the result is a [`TemplateError`]. It reads no file and no variable of
+//! [`Limits::recursion`], all within [`Limits::time`], or the result is a [`TemplateError`]. It reads no file and no variable of
 //! the process. Callers' extra variables never replace messages, tools or the generation prompt.
 
 mod error;
 mod python;
 mod source;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -55,11 +58,14 @@ pub struct Limits {
     pub output_bytes: usize,
     /// Depth of calls.
     pub recursion: usize,
+    /// Time. The engine counts no steps while it prints or compares one value, and a template can
+    /// make a value that holds itself many times over; only time ends that.
+    pub time: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { fuel: 2_000_000, output_bytes: 64 << 20, recursion: 100 }
+        Self { fuel: 2_000_000, output_bytes: 64 << 20, recursion: 100, time: Duration::from_secs(10) }
     }
 }
 
@@ -80,6 +86,11 @@ pub struct TemplateInput<'a> {
 
 /// A compiled chat template.
 pub struct ChatTemplate {
+    engine: Arc<Engine>,
+}
+
+/// What rendering needs, shared with the thread that renders.
+struct Engine {
     environment: Environment<'static>,
     special: SpecialTokens,
     has_tool_use: bool,
@@ -90,8 +101,8 @@ impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("ChatTemplate")
-            .field("special", &self.special)
-            .field("limits", &self.limits)
+            .field("special", &self.engine.special)
+            .field("limits", &self.engine.limits)
             .finish_non_exhaustive()
     }
 }
@@ -109,9 +120,50 @@ impl ChatTemplate {
 
     /// Compiles with other limits than the default ones.
     pub fn with_limits(source: &TemplateSource, limits: Limits) -> Result<Self, TemplateError> {
-        on_large_stack(|| Self::compile(source, limits))?
+        let source = source.clone();
+        let engine = on_own_thread(limits.time, move || Engine::compile(&source, limits))??;
+        Ok(Self { engine: Arc::new(engine) })
     }
 
+    /// The template of a GGUF file, if it has one.
+    pub fn from_gguf(metadata: &qwen_formats::GgufMetadata) -> Result<Option<Self>, TemplateError> {
+        TemplateSource::from_gguf(metadata)?.as_ref().map(Self::from_source).transpose()
+    }
+
+    /// The template of a Hugging Face folder, if it has one.
+    pub fn from_checkpoint_dir(dir: &std::path::Path) -> Result<Option<Self>, TemplateError> {
+        TemplateSource::from_checkpoint_dir(dir)?.as_ref().map(Self::from_source).transpose()
+    }
+
+    /// The prompt of a conversation.
+    ///
+    /// Arguments of past tool calls are JSON texts in the API; most templates want objects, some
+    /// want the text. Objects are tried first.
+    pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TemplateError> {
+        let has_tools = input.tools.is_some_and(|tools| !tools.is_empty());
+        let name = if self.engine.has_tool_use && has_tools { "tool_use" } else { "default" };
+        let messages: Vec<Json> = input.messages.iter().map(flatten_content).collect();
+        let parsed = parse_arguments(&messages);
+        let variables = Variables {
+            tools: input.tools.map(<[Json]>::to_vec),
+            add_generation_prompt: input.add_generation_prompt,
+            extra: extra(input.kwargs)?,
+            now: input.now,
+        };
+        let engine = Arc::clone(&self.engine);
+        on_own_thread(self.engine.limits.time, move || match parsed {
+            None => engine.render(name, &messages, &variables),
+            Some(parsed) => match engine.render(name, &parsed, &variables) {
+                Err(error @ TemplateError::Render { .. }) => {
+                    engine.render(name, &messages, &variables).map_err(|_| error)
+                }
+                result => result,
+            },
+        })?
+    }
+}
+
+impl Engine {
     fn compile(source: &TemplateSource, limits: Limits) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
         environment.set_syntax(syntax()?);
@@ -133,44 +185,9 @@ impl ChatTemplate {
         Ok(Self { environment, special: source.special.clone(), has_tool_use: source.tool_use.is_some(), limits })
     }
 
-    /// The template of a GGUF file, if it has one.
-    pub fn from_gguf(metadata: &qwen_formats::GgufMetadata) -> Result<Option<Self>, TemplateError> {
-        TemplateSource::from_gguf(metadata)?.as_ref().map(Self::from_source).transpose()
-    }
-
-    /// The template of a Hugging Face folder, if it has one.
-    pub fn from_checkpoint_dir(dir: &std::path::Path) -> Result<Option<Self>, TemplateError> {
-        TemplateSource::from_checkpoint_dir(dir)?.as_ref().map(Self::from_source).transpose()
-    }
-
-    /// The prompt of a conversation.
-    ///
-    /// Arguments of past tool calls are JSON texts in the API; most templates want objects, some
-    /// want the text. Objects are tried first.
-    pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TemplateError> {
-        let name = if self.has_tool_use && input.tools.is_some_and(|tools| !tools.is_empty()) {
-            "tool_use"
-        } else {
-            "default"
-        };
-        let messages: Vec<Json> = input.messages.iter().map(flatten_content).collect();
-        let (parsed, any) = parse_arguments(&messages);
-        on_large_stack(|| match self.render_messages(name, &parsed, input) {
-            Err(error @ TemplateError::Render { .. }) if any => {
-                self.render_messages(name, &messages, input).map_err(|_| error)
-            }
-            result => result,
-        })?
-    }
-
-    fn render_messages(
-        &self,
-        name: &str,
-        messages: &[Json],
-        input: &TemplateInput<'_>,
-    ) -> Result<String, TemplateError> {
+    fn render(&self, name: &str, messages: &[Json], variables: &Variables) -> Result<String, TemplateError> {
         let mut output = Bounded { bytes: Vec::new(), limit: self.limits.output_bytes, exceeded: false };
-        let context = self.context(messages, input)?;
+        let context = self.context(messages, variables);
         let rendered = self
             .environment
             .get_template(name)
@@ -183,30 +200,24 @@ impl ChatTemplate {
         }
     }
 
-    fn context(&self, messages: &[Json], input: &TemplateInput<'_>) -> Result<Value, TemplateError> {
-        let mut extra = std::collections::BTreeMap::new();
-        for (name, value) in input.kwargs.into_iter().flatten() {
-            if RESERVED.contains(&name.as_str()) {
-                return Err(TemplateError::Reserved(name.clone()));
-            }
-            extra.insert(name.clone(), Value::from(Serde(value)));
-        }
+    fn context(&self, messages: &[Json], variables: &Variables) -> Value {
+        let mut extra: BTreeMap<&str, Value> =
+            variables.extra.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))).collect();
         let SpecialTokens { bos, eos, unk, pad } = &self.special;
         for (name, token) in [("bos_token", bos), ("eos_token", eos), ("unk_token", unk), ("pad_token", pad)] {
             if let Some(token) = token {
-                extra.insert(name.to_owned(), Value::from(token.as_str()));
+                extra.insert(name, Value::from(token.as_str()));
             }
         }
-        let now = input.now;
-        let strftime_now = Value::from_function(move |format: &str| python::strftime_now(format, now));
-        Ok(context! {
+        let now = variables.now;
+        context! {
             messages => Value::from(Serde(messages)),
-            tools => input.tools.map(|tools| Value::from(Serde(tools))),
+            tools => variables.tools.as_ref().map(|tools| Value::from(Serde(tools))),
             documents => Value::from(()),
-            add_generation_prompt => input.add_generation_prompt,
-            strftime_now => strftime_now,
+            add_generation_prompt => variables.add_generation_prompt,
+            strftime_now => Value::from_function(move |format: &str| python::strftime_now(format, now)),
             ..Value::from(extra)
-        })
+        }
     }
 
     fn render_error(&self, error: &minijinja::Error) -> TemplateError {
@@ -224,14 +235,38 @@ impl ChatTemplate {
     }
 }
 
-/// Runs `work` where it cannot run out of stack.
-fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("chat-template".to_owned()).stack_size(STACK_BYTES);
-        let thread = thread.spawn_scoped(scope, work).map_err(TemplateError::Thread)?;
-        thread
-            .join()
-            .map_err(|_| TemplateError::Render { line: None, message: "the template engine panicked".to_owned() })
+/// What a template sees beside the messages.
+struct Variables {
+    tools: Option<Vec<Json>>,
+    add_generation_prompt: bool,
+    extra: Map<String, Json>,
+    now: Option<i64>,
+}
+
+/// The caller's own variables, if they hide none of ours.
+fn extra(kwargs: Option<&Map<String, Json>>) -> Result<Map<String, Json>, TemplateError> {
+    let Some(kwargs) = kwargs else { return Ok(Map::new()) };
+    match kwargs.keys().find(|name| RESERVED.contains(&name.as_str())) {
+        Some(name) => Err(TemplateError::Reserved(name.clone())),
+        None => Ok(kwargs.clone()),
+    }
+}
+
+/// Runs `work` where it cannot run out of stack, and waits for it no longer than `time`. Work that
+/// takes longer is left to itself: the caller should refuse the model.
+fn on_own_thread<T: Send + 'static>(
+    time: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, TemplateError> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let thread = std::thread::Builder::new().name("chat-template".to_owned()).stack_size(STACK_BYTES);
+    // The receiver is gone where the time is over; nobody wants the result then.
+    thread.spawn(move || drop(sender.send(work()))).map_err(TemplateError::Thread)?;
+    receiver.recv_timeout(time).map_err(|error| match error {
+        mpsc::RecvTimeoutError::Timeout => TemplateError::TooSlow { seconds: time.as_secs_f64() },
+        mpsc::RecvTimeoutError::Disconnected => {
+            TemplateError::Render { line: None, message: "the template engine panicked".to_owned() }
+        }
     })
 }
 
@@ -308,11 +343,11 @@ fn flatten_content(message: &Json) -> Json {
     message
 }
 
-/// Messages with the arguments of their tool calls as objects, and whether any were texts.
-fn parse_arguments(messages: &[Json]) -> (Vec<Json>, bool) {
-    let mut messages = messages.to_vec();
+/// Messages with the arguments of their tool calls as objects, if any were texts.
+fn parse_arguments(messages: &[Json]) -> Option<Vec<Json>> {
+    let mut parsed = messages.to_vec();
     let mut any = false;
-    for message in &mut messages {
+    for message in &mut parsed {
         let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut);
         for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {
             let object = arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Json>>(text).ok());
@@ -322,5 +357,5 @@ fn parse_arguments(messages: &[Json]) -> (Vec<Json>, bool) {
             }
         }
     }
-    (messages, any)
+    any.then_some(parsed)
 }
