@@ -70,8 +70,8 @@ impl Verifier<'_> {
         if decl.shape.is_empty() || elements.is_none() {
             return Err(self.fault(format!("weight {} has the impossible shape {:?}", decl.name, decl.shape)));
         }
-        if decl.sources.is_empty() || decl.sources.iter().any(|s| s.tensors.is_empty()) {
-            return Err(self.fault(format!("weight {} has no source, or a source without tensors", decl.name)));
+        if decl.sources.iter().all(|source| source.tensors.is_empty()) {
+            return Err(self.fault(format!("weight {} has no source with tensors", decl.name)));
         }
         Ok(())
     }
@@ -218,7 +218,12 @@ impl Verifier<'_> {
         let own = [node.attributes.layer];
         let layers: Vec<Option<u32>> = layers.map_or_else(|| own.to_vec(), |l| l.iter().copied().map(Some).collect());
         match &node.op {
-            Op::Weight(id) => layers.iter().try_for_each(|layer| graph.weight_source(*id, *layer).map(|_| ())),
+            Op::Weight(id) => layers.iter().try_for_each(|layer| {
+                if graph.weight_source(*id, *layer)?.1.tensors.is_empty() {
+                    return Err(self.node_fault(node, &format!("reads a weight that layer {layer:?} doesn't have")));
+                }
+                Ok(())
+            }),
             Op::KvAppend { state } | Op::Attention { state, .. } | Op::MlaAttention { state, .. } => {
                 let decl = graph.state(*state);
                 let inside = |l: u32| l.checked_sub(decl.first_layer).is_some_and(|i| i < decl.layers);

@@ -1,0 +1,76 @@
+//! Snapshots of small graphs after each pass: what `--dump-ir=after:<pass>` shows.
+
+use qwen_ir::passes::{CompileOptions, PassName, PermissiveDevice, Policy, compile};
+use qwen_ir::{Graph, Phase, test_support, text};
+
+fn after(graph: &Graph, phase: Phase, pass: PassName) -> String {
+    let options = CompileOptions { dump_after: Some(pass), ..CompileOptions::new(phase, test_support::bounds()) };
+    compile(graph, &options, &PermissiveDevice).unwrap().dump.unwrap()
+}
+
+/// Lines that a pass changed, without those of the declarations.
+fn changes(before: &str, after: &str) -> String {
+    let diff = similar::TextDiff::from_lines(before, after);
+    let lines = diff.iter_all_changes().filter(|c| c.tag() != similar::ChangeTag::Equal);
+    lines.map(|c| format!("{}{}", c.tag(), c.value())).collect()
+}
+
+#[test]
+fn built() {
+    insta::assert_snapshot!("dense_built", text::print(&test_support::dense().unwrap()));
+}
+
+#[test]
+fn canonicalise_joins_projections() {
+    for graph in test_support::all().unwrap() {
+        let text = after(&graph, Phase::Mixed, PassName::Canonicalise);
+        let bodies = text.split_once("  body").unwrap().1;
+        insta::assert_snapshot!(format!("{}_canonicalise", graph.name), bodies);
+    }
+}
+
+#[test]
+fn fuse_joins_activations_and_sums() {
+    for graph in test_support::all().unwrap() {
+        let text = after(&graph, Phase::Mixed, PassName::Fuse);
+        insta::assert_snapshot!(format!("{}_fuse", graph.name), text.split_once("  body").unwrap().1);
+    }
+}
+
+#[test]
+fn each_pass_changes_what_it_says() {
+    let graph = test_support::latent().unwrap();
+    let mut shown = String::new();
+    for pair in [PassName::Canonicalise, PassName::Specialise, PassName::Fuse, PassName::Precision].windows(2) {
+        let [before, pass] = pair else { continue };
+        let (a, b) = (after(&graph, Phase::Prefill, *before), after(&graph, Phase::Prefill, *pass));
+        if *pass != PassName::Specialise {
+            shown.push_str(&format!("== {pass}\n{}", changes(&a, &b)));
+        }
+    }
+    insta::assert_snapshot!("latent_changes", shown);
+}
+
+#[test]
+fn places_and_program() {
+    let graph = test_support::experts().unwrap();
+    let text = after(&graph, Phase::Decode, PassName::PlanMemory);
+    insta::assert_snapshot!("experts_places", text.split_once("  body").unwrap().1);
+    insta::assert_snapshot!("experts_program", after(&graph, Phase::Decode, PassName::Lower));
+    insta::assert_snapshot!("dense_program", after(&test_support::dense().unwrap(), Phase::Decode, PassName::Lower));
+    insta::assert_snapshot!("latent_program", after(&test_support::latent().unwrap(), Phase::Prefill, PassName::Lower));
+}
+
+#[test]
+fn reports() {
+    let mut shown = String::new();
+    for policy in [Policy::Fast, Policy::Balanced, Policy::Exact] {
+        let options = CompileOptions { policy, ..CompileOptions::new(Phase::Decode, test_support::bounds()) };
+        let compiled = compile(&test_support::experts().unwrap(), &options, &PermissiveDevice).unwrap();
+        shown.push_str(&format!("== {policy:?}\n"));
+        for report in &compiled.reports {
+            shown.push_str(&format!("{report}\n"));
+        }
+    }
+    insta::assert_snapshot!("experts_reports", shown);
+}
