@@ -17,6 +17,19 @@ use super::activations::{Format, MAX_CODE, ROUND, SECOND, TINY};
 use super::avx512_forms::{self as forms, Source};
 use super::wide::{GROUP, RUNS, WideGroup};
 
+/// The body for each row of a tile. A loop of twelve would not be unrolled, and its accumulators would live in memory.
+macro_rules! unroll {
+    ($t:ident < $w:ident, $body:block) => {
+        unroll!(@ $t $w $body 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (@ $t:ident $w:ident $body:block $($i:literal)*) => {
+        $(if $i < $w {
+            let $t = $i;
+            $body
+        })*
+    };
+}
+
 /// Adds a stretch of a panel times a tile; the vector twin of [`super::scalar::tile`].
 ///
 /// # Safety
@@ -48,7 +61,7 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const
                 let scale = _mm512_load_ps(group.scale[half].as_ptr());
                 let min = _mm512_load_ps(group.min[half].as_ptr());
                 let meta = at.add(W * runs * TERMS);
-                for (t, y) in y.iter_mut().enumerate() {
+                unroll!(t < W, {
                     let offset = _mm512_set1_epi32(*meta.add(2 * W + t));
                     let mut sum = if TERMS == 1 { offset } else { _mm512_setzero_si512() };
                     for run in 0..runs {
@@ -64,11 +77,11 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const
                         sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sum), second);
                     }
                     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*meta.add(t).cast::<f32>()));
-                    *y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), *y);
+                    y[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), y[t]);
                     if MIN {
-                        *y = _mm512_fmadd_ps(min, _mm512_set1_ps(*meta.add(W + t).cast::<f32>()), *y);
+                        y[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(*meta.add(W + t).cast::<f32>()), y[t]);
                     }
-                }
+                });
                 at = at.add(sub_words);
             }
         }

@@ -2,7 +2,7 @@
 
 use qwen_formats::blocks;
 
-use super::activations::{Format, tile_width};
+use super::activations::{Format, padded_rows, tile_width};
 use super::experts::Block;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
@@ -93,7 +93,7 @@ impl Job<'_> {
                 unsafe { self.float(Plain::F32, bytes, acc) };
             }
             Mode::Rounded(form, format) => {
-                acc.fill(0.0);
+                acc[..padded_rows(self.block.rows) * PANEL].fill(0.0);
                 self.rounded(form, format, wide, acc);
             }
         }
