@@ -383,11 +383,11 @@ pub(crate) fn default_attributes(op: &Op, origin: &str) -> Attributes {
 /// A weight with its optional companions, for [`BodyBuilder::gemm`].
 #[derive(Debug, Clone, Copy)]
 pub struct Linear {
-    /// [N, K] (or [E, N, K]).
+    /// `[N, K]`, or `[E, N, K]`.
     pub weight: ValueId,
     /// Block scales.
     pub scale: Option<ValueId>,
-    /// [N].
+    /// `[N]`.
     pub bias: Option<ValueId>,
 }
 

@@ -9,19 +9,19 @@ use crate::{
 
 /// Names of the inputs of every model graph.
 pub mod inputs {
-    /// Token ids, i32 [T].
+    /// Token ids, i32 `[T]`.
     pub const TOKEN_IDS: &str = "token_ids";
-    /// Positions, i32 [T].
+    /// Positions, i32 `[T]`.
     pub const POSITIONS: &str = "positions";
-    /// Cache slot of each token, i32 [T].
+    /// Cache slot of each token, i32 `[T]`.
     pub const SLOTS: &str = "slots";
-    /// First row of each sequence, i32 [S + 1] (declared as [S]: the buffer holds one more).
+    /// First row of each sequence, i32 `[S + 1]` (declared as `[S]`: the buffer holds one more).
     pub const QUERY_START: &str = "query_start";
-    /// Cached tokens of each sequence, this step's included, i32 [S].
+    /// Cached tokens of each sequence, this step's included, i32 `[S]`.
     pub const CONTEXT_LEN: &str = "context_len";
-    /// Blocks of each sequence, i32 [S, B].
+    /// Blocks of each sequence, i32 `[S, B]`.
     pub const BLOCK_TABLE: &str = "block_table";
-    /// Rows whose logits are wanted, i32 [R].
+    /// Rows whose logits are wanted, i32 `[R]`.
     pub const LOGIT_ROWS: &str = "logit_rows";
     /// All of them, in the order of [`Program::inputs`](crate::program::Program::inputs).
     pub const ALL: [&str; 7] = [TOKEN_IDS, POSITIONS, SLOTS, QUERY_START, CONTEXT_LEN, BLOCK_TABLE, LOGIT_ROWS];
@@ -87,8 +87,8 @@ pub enum Transform {
         /// First row within an expert.
         first: u64,
     },
-    /// Latent attention stored as k [heads, latent, nope] and v [heads, value, latent]: becomes
-    /// [heads * (nope + value), latent] f32.
+    /// Latent attention stored as k `[heads, latent, nope]` and v `[heads, value, latent]`: becomes
+    /// `[heads * (nope + value), latent]` f32.
     MergeKvB {
         /// Query heads.
         num_heads: u64,
@@ -213,7 +213,7 @@ pub struct Graph {
     pub states: Vec<StateDecl>,
     /// Layers.
     pub templates: Vec<Template>,
-    /// The whole; its only result are the logits, f32 [R, vocab].
+    /// The whole; its only result are the logits, f32 `[R, vocab]`.
     pub body: Body,
 }
 

@@ -27,6 +27,7 @@ pub fn verify(graph: &Graph) -> Result<(), IrError> {
     let verifier = Verifier { graph };
     verifier.declarations()?;
     verifier.ids()?;
+    verifier.layers()?;
     let mut main = HashSet::new();
     let mut owners = HashSet::new();
     verifier.body(BodyId::Main, &HashSet::new(), &mut main, &mut owners)?;
@@ -104,6 +105,24 @@ impl Verifier<'_> {
         }
         let defined = |v: &crate::Value| v.def.is_none_or(|id| id.index() < graph.nodes.len());
         if graph.values.iter().all(defined) { Ok(()) } else { Err(self.fault("a value's definition doesn't exist")) }
+    }
+
+    /// Bounds what a text can make the passes write out.
+    fn layers(&self) -> Result<(), IrError> {
+        let counts = self.graph.body.nodes.iter().map(|id| match self.graph.node(*id).op {
+            Op::Layers { count, .. } => u64::from(count),
+            _ => 0,
+        });
+        let layers = counts.fold(0, u64::saturating_add);
+        if layers > u64::from(MAX_LAYERS) {
+            return Err(self.fault(format!("{layers} layers; more than {MAX_LAYERS} are no model")));
+        }
+        let nested = |node: &Node| matches!(node.op, Op::Layers { .. });
+        let bodies = self.graph.templates.iter().flat_map(|t| &t.body.nodes);
+        if bodies.map(|id| self.graph.node(*id)).any(nested) {
+            return Err(self.fault("layers within layers"));
+        }
+        Ok(())
     }
 
     /// Values of the main body that are defined before the first use of a template.

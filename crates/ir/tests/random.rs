@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use qwen_ir::passes::{CompileOptions, DeviceModel, PermissiveDevice, canonicalise, compile, expand, fuse};
 use qwen_ir::program::Instruction;
 use qwen_ir::test_support::{self, equivalent, random};
-use qwen_ir::{Graph, Phase, parse, text, verify};
+use qwen_ir::{Graph, Phase, Symbol, check, parse, text, verify};
 
 /// A device that fuses nothing and does nothing in place.
 struct PlainDevice;
@@ -54,6 +54,10 @@ proptest! {
             prop_assert!(arena <= peak * 2 + 64, "{arena} for {peak}");
         }
         compile(&graph, &options, &PlainDevice).unwrap();
+        // Smaller steps use prefixes of the same places.
+        let tokens = u64::from(choices[0] % 32) + 1;
+        let smaller = compiled.graph.bounds.with(Symbol::Tokens, 1, tokens).with(Symbol::Rows, 1, tokens.min(4));
+        check::check(&compiled.graph, &compiled.program, &PermissiveDevice, &smaller).unwrap();
     }
 
     #[test]
@@ -107,6 +111,16 @@ fn small_models_round_trip_at_every_stage() {
             let options = CompileOptions::new(phase, test_support::bounds());
             round_trip(&compile(&graph, &options, &PermissiveDevice).unwrap().graph).unwrap();
         }
+    }
+}
+
+#[test]
+fn what_the_builder_joined_is_taken_apart_where_the_device_needs_it() {
+    for mut graph in test_support::all().unwrap() {
+        fuse::run(&mut graph, &PermissiveDevice).unwrap();
+        let options = CompileOptions::new(Phase::Decode, test_support::bounds());
+        let program = compile(&graph, &options, &PlainDevice).unwrap().program;
+        assert!(program.instructions.iter().all(|i| PlainDevice.supports(i)));
     }
 }
 

@@ -41,6 +41,7 @@ pub const PATTERNS: &[Pattern] = &[
 /// If a joined node doesn't fit, which means that the graph was invalid.
 pub fn run(graph: &mut Graph, device: &dyn DeviceModel) -> Result<Report, IrError> {
     let mut report = Report::new(PassName::Fuse);
+    split_unsupported(graph, device, &mut report)?;
     for pattern in PATTERNS {
         let mut refused = 0;
         let mut fired = 0;
@@ -69,6 +70,34 @@ pub fn run(graph: &mut Graph, device: &dyn DeviceModel) -> Result<Report, IrErro
     }
     graph.remove_dead();
     Ok(report)
+}
+
+/// Takes apart what the builder joined and the device can't do as one.
+fn split_unsupported(graph: &mut Graph, device: &dyn DeviceModel, report: &mut Report) -> Result<(), IrError> {
+    for body in graph.body_ids() {
+        let mut order = Vec::new();
+        for id in graph.body_of(body).nodes.clone() {
+            let node = graph.node(id);
+            let joined = match &node.op {
+                Op::Gemm { epilogue, .. } | Op::GroupedGemm { epilogue, .. } => *epilogue != Epilogue::None,
+                Op::Combine { addend } => *addend,
+                _ => false,
+            };
+            let origin = node.attributes.origin.clone();
+            if joined
+                && !supported(graph, body, id, device)?
+                && let Some(nodes) = separate(graph, id, &origin, &origin)?
+            {
+                order.extend(nodes);
+                report.changes += 1;
+                report.notes.push(format!("{origin}: taken apart, the device can't do it as one"));
+            } else {
+                order.push(id);
+            }
+        }
+        graph.body_of_mut(body).nodes = order;
+    }
+    Ok(())
 }
 
 fn fuse(
@@ -179,12 +208,16 @@ pub fn unfuse(graph: &mut Graph) -> Result<usize, IrError> {
     for body in graph.body_ids() {
         let mut order = Vec::new();
         for id in graph.body_of(body).nodes.clone() {
-            match separate(graph, id)? {
-                Some(nodes) => {
-                    order.extend(nodes);
-                    restored += 1;
-                }
-                None => order.push(id),
+            let origins = recorded(&graph.node(id).attributes.origin);
+            let nodes = match origins {
+                Some((inner, outer)) => separate(graph, id, &inner, &outer)?,
+                None => None,
+            };
+            if let Some(nodes) = nodes {
+                order.extend(nodes);
+                restored += 1;
+            } else {
+                order.push(id);
             }
         }
         graph.body_of_mut(body).nodes = order;
@@ -192,14 +225,21 @@ pub fn unfuse(graph: &mut Graph) -> Result<usize, IrError> {
     Ok(restored)
 }
 
+/// Origins of the inner and the outer node, if a pattern joined them.
+fn recorded(origin: &str) -> Option<(String, String)> {
+    let (inner, mark) = origin.rsplit_once(" | ")?;
+    let (pattern, outer) = mark.split_once(": ")?;
+    PATTERNS.iter().any(|p| p.name == pattern).then(|| (inner.to_owned(), outer.to_owned()))
+}
+
 /// The nodes that a joined node stands for, none if it isn't one.
-fn separate(graph: &mut Graph, id: NodeId) -> Result<Option<Vec<NodeId>>, IrError> {
+fn separate(
+    graph: &mut Graph,
+    id: NodeId,
+    inner_origin: &str,
+    outer_origin: &str,
+) -> Result<Option<Vec<NodeId>>, IrError> {
     let node = graph.node(id).clone();
-    let parts = node.attributes.origin.rsplit_once(" | ").and_then(|(inner, mark)| {
-        let (pattern, outer) = mark.split_once(": ")?;
-        PATTERNS.iter().any(|p| p.name == pattern).then(|| (inner.to_owned(), outer.to_owned()))
-    });
-    let Some((inner_origin, outer_origin)) = parts else { return Ok(None) };
     let (mut op, mut inputs) = (node.op.clone(), node.inputs.clone());
     let (outer, operand) = match &mut op {
         Op::Gemm { epilogue, .. } | Op::GroupedGemm { epilogue, .. } => {
@@ -215,8 +255,8 @@ fn separate(graph: &mut Graph, id: NodeId) -> Result<Option<Vec<NodeId>>, IrErro
         }
         _ => return Ok(None),
     };
-    let inner = graph.add_node(op, inputs, &inner_origin)?;
-    graph.node_mut(inner).attributes = Attributes { origin: inner_origin.clone(), ..node.attributes.clone() };
+    let inner = graph.add_node(op, inputs, inner_origin)?;
+    graph.node_mut(inner).attributes = Attributes { origin: inner_origin.to_owned(), ..node.attributes.clone() };
     let result = first_output(graph, inner)?;
     let mut nodes = vec![inner];
     let operands = if let Some(operand) = operand {
@@ -225,13 +265,13 @@ fn separate(graph: &mut Graph, id: NodeId) -> Result<Option<Vec<NodeId>>, IrErro
         let width = graph.value(result).ty.columns().and_then(|n| u32::try_from(n / 2).ok()).unwrap_or(0);
         let mut halves = Vec::with_capacity(2);
         for offset in [0, width] {
-            let view = graph.add_node(Op::Columns { offset, width }, vec![result], &inner_origin)?;
+            let view = graph.add_node(Op::Columns { offset, width }, vec![result], inner_origin)?;
             halves.push(first_output(graph, view)?);
             nodes.push(view);
         }
         halves
     };
-    let outer = graph.add_node(outer, operands, &outer_origin)?;
+    let outer = graph.add_node(outer, operands, outer_origin)?;
     nodes.push(outer);
     for id in &nodes {
         let attributes = &mut graph.node_mut(*id).attributes;

@@ -260,9 +260,8 @@ pub struct Compiled {
 pub fn compile(graph: &Graph, options: &CompileOptions, device: &dyn DeviceModel) -> Result<Compiled, IrError> {
     let mut run = Run { options, reports: Vec::new(), dump: None };
     let mut graph = graph.clone();
-    if options.verify {
-        crate::verify(&graph)?;
-    }
+    // Always: the graph may come from a text, and the passes rely on it.
+    crate::verify(&graph)?;
     run.pass(PassName::Canonicalise, &mut graph, |g| canonicalise::run(g, device))?;
     run.pass(PassName::Specialise, &mut graph, |g| specialise::run(g, options))?;
     if options.fuse {

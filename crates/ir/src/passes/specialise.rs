@@ -45,3 +45,41 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<Report, IrErro
     }
     Ok(report)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support;
+
+    fn form(phase: Phase, forced: Option<MlaForm>) -> Option<MlaForm> {
+        let mut graph = test_support::latent().unwrap();
+        let options = CompileOptions { mla_form: forced, ..CompileOptions::new(phase, test_support::bounds()) };
+        run(&mut graph, &options).unwrap();
+        graph.nodes.iter().find_map(|node| match &node.op {
+            Op::MlaAttention { attention, .. } => attention.form,
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn the_phase_chooses_the_form_unless_told_otherwise() {
+        assert_eq!(form(Phase::Prefill, None), Some(MlaForm::Expanded));
+        assert_eq!(form(Phase::Decode, None), Some(MlaForm::Absorbed));
+        assert_eq!(form(Phase::Decode, Some(MlaForm::Expanded)), Some(MlaForm::Expanded));
+    }
+
+    #[test]
+    fn decode_has_a_token_per_sequence() {
+        let mut graph = test_support::dense().unwrap();
+        run(&mut graph, &CompileOptions::new(Phase::Decode, test_support::bounds())).unwrap();
+        assert_eq!(graph.bounds.get(Symbol::Tokens).max, graph.bounds.get(Symbol::Sequences).max);
+    }
+
+    #[test]
+    fn empty_bounds_are_refused() {
+        let mut graph = test_support::dense().unwrap();
+        let bounds = test_support::bounds().with(Symbol::Blocks, 9, 8);
+        let error = run(&mut graph, &CompileOptions::new(Phase::Mixed, bounds)).unwrap_err();
+        assert!(error.to_string().contains("bounds of B"), "{error}");
+    }
+}

@@ -177,3 +177,49 @@ fn head_result(graph: &mut Graph, id: NodeId) -> Result<Option<Finding>, IrError
         other => Err(broken("head-f32-result", node, &format!("the result has to be f32, found {other:?}"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ValueId, test_support};
+
+    fn nodes(graph: &Graph, name: &str) -> Vec<NodeId> {
+        let all = graph.body_ids().flat_map(|b| graph.body_of(b).nodes.clone());
+        all.filter(|id| graph.node(*id).op.name() == name).collect()
+    }
+
+    #[test]
+    fn small_epsilons_are_raised_and_named() {
+        let mut graph = test_support::dense().unwrap();
+        let norm = nodes(&graph, "norm")[0];
+        graph.node_mut(norm).op = Op::Norm { eps: 0.0, axis: test_support::HIDDEN };
+        let report = run(&mut graph).unwrap();
+        assert_eq!(report.changes, 1);
+        assert!(report.notes.iter().any(|n| n.starts_with("norm-epsilon-floor: ")), "{report}");
+        assert_eq!(graph.node(norm).op, Op::Norm { eps: EPSILON_FLOOR, axis: test_support::HIDDEN });
+    }
+
+    #[test]
+    fn routers_multiply_in_f32() {
+        let mut graph = test_support::experts().unwrap();
+        let logits: ValueId = graph.node(nodes(&graph, "route")[0]).inputs[0];
+        let router = graph.definition(logits).unwrap().0;
+        graph.node_mut(router).attributes.compute = vec![Compute::I8G32];
+        assert_eq!(run(&mut graph).unwrap().changes, 1);
+        assert_eq!(graph.node(router).attributes.compute, [Compute::F32]);
+    }
+
+    #[test]
+    fn impossible_scales_and_tables_are_refused() {
+        let mut graph = test_support::dense().unwrap();
+        let attention = nodes(&graph, "attention")[0];
+        if let Op::Attention { attention, .. } = &mut graph.node_mut(attention).op {
+            attention.scale = 0.0;
+        }
+        assert!(run(&mut graph).unwrap_err().to_string().contains("attention-scale"));
+        let mut graph = test_support::dense().unwrap();
+        let table = nodes(&graph, "const")[0];
+        graph.node_mut(table).op = Op::Const { data: vec![f32::INFINITY; 8] };
+        assert!(run(&mut graph).unwrap_err().to_string().contains("table-finite"));
+    }
+}
