@@ -102,7 +102,7 @@ pub const QHAL_OP_CAST: u32 = 10;
 /// the CPU uses [NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM] keys followed by [NUM_KV_HEADS, BLOCK_SIZE, VALUE_DIM] values.
 pub const QHAL_OP_KV_APPEND: u32 = 11;
 /// Causal attention of T query tokens of S sequences over the paged cache. In: q [T, NUM_HEADS * HEAD_DIM] f32, cache,
-/// query_start [S + 1] i32 (first row of each sequence), context_len [S] i32 (cached tokens, this step's included),
+/// query_start [S] i32 (first row of each sequence; its slice holds one value more, the end of the last), context_len [S] i32 (cached tokens, this step's included),
 /// block_table [S, B] i32. Out: [T, NUM_HEADS * VALUE_DIM] f32.
 /// Query row r of sequence s is at position p = context_len[s] - (query_start[s+1] - r) and sees positions
 /// max(0, p - WINDOW + 1)..=p (WINDOW 0: all). score = SCALE * q.k, softmax in f32, sum of p v.

@@ -440,7 +440,8 @@ pub struct qhal_tensor_desc {
     pub quant_scheme: u32,
     /// Sizes, outermost first.
     pub dims: [i64; QHAL_MAX_RANK],
-    /// Elements from one index to the next; the innermost is 1. Block-quantised tensors are contiguous.
+    /// Elements from one index to the next; the innermost is 1. 0 = dense at the sizes of each launch, so that inner
+    /// dimensions may be symbols. Block-quantised tensors are dense.
     pub strides: [i64; QHAL_MAX_RANK],
     /// Smallest value of each dimension.
     pub dim_min: [i64; QHAL_MAX_RANK],

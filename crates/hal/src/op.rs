@@ -35,12 +35,6 @@ impl Dim {
     pub const fn symbol(index: u32, min: i64, max: i64) -> Self {
         Self::Symbol { index, min, max, expected: max }
     }
-    const fn max(self) -> i64 {
-        match self {
-            Self::Fixed(n) => n,
-            Self::Symbol { max, .. } => max,
-        }
-    }
 }
 
 impl From<i64> for Dim {
@@ -55,7 +49,7 @@ impl From<usize> for Dim {
     }
 }
 
-/// An operand. Contiguous unless strides are given; a symbol that is not the outermost dimension then counts with its maximum.
+/// An operand. Dense at the sizes of each launch unless strides are given.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct TensorDesc(qhal_tensor_desc);
@@ -84,8 +78,12 @@ impl TensorDesc {
                 Dim::Fixed(n) => (n, n, n, 0),
                 Dim::Symbol { index, min, max, expected } => (expected, min, max, index.saturating_add(1)),
             };
+            // 0, dense at the sizes of the launch, where an inner dimension is a symbol.
             raw.strides[i] = stride;
-            stride = stride.saturating_mul(dim.max().max(0));
+            stride = match *dim {
+                Dim::Fixed(n) => stride.saturating_mul(n.max(0)),
+                Dim::Symbol { .. } => 0,
+            };
         }
         Self(raw)
     }
@@ -344,15 +342,17 @@ const MAX_OPERANDS: usize = 64;
 const MAX_SYMBOLS: u32 = 32;
 
 /// Bytes from the first element to the end of the last at these dimensions; `None` if that overflows or cuts a block.
-pub(crate) fn extent_bytes(raw: &qhal_tensor_desc, dims: impl Iterator<Item = i64>) -> Option<u64> {
+pub(crate) fn extent_bytes(raw: &qhal_tensor_desc, dims: &[i64]) -> Option<u64> {
     let (block_len, block_bytes) = dtype_block(raw.dtype)?;
-    let mut last = 0_u64;
-    for (dim, stride) in dims.zip(raw.strides) {
-        if dim == 0 {
-            return Some(0);
-        }
-        let steps = u64::try_from(dim).ok()? - 1;
-        last = last.checked_add(steps.checked_mul(u64::try_from(stride).ok()?)?)?;
+    if dims.contains(&0) {
+        return Some(0);
+    }
+    let (mut last, mut inner) = (0_u64, 1_u64);
+    for (dim, stride) in dims.iter().zip(raw.strides).rev() {
+        let dim = u64::try_from(*dim).ok()?;
+        let stride = if stride == 0 { inner } else { u64::try_from(stride).ok()? };
+        last = last.checked_add((dim - 1).checked_mul(stride)?)?;
+        inner = stride.checked_mul(dim)?;
     }
     let elements = last.checked_add(1)?;
     if !elements.is_multiple_of(u64::from(block_len)) {
@@ -381,16 +381,16 @@ fn check_tensor(
     }
     let mut inner = 1_i64;
     for i in (0..rank).rev() {
-        let (dim, min, max, stride) = (raw.dims[i], raw.dim_min[i], raw.dim_max[i], raw.strides[i]);
+        let (dim, min, max) = (raw.dims[i], raw.dim_min[i], raw.dim_max[i]);
+        let stride = if raw.strides[i] == 0 { inner } else { raw.strides[i] };
         if min < 0 || min > dim || dim > max {
             return Err((format!("0 <= min <= expected <= max in dimension {i}"), format!("{min}, {dim}, {max}")));
         }
         if i == rank - 1 && stride != 1 {
             return Err(("an innermost stride of 1".into(), stride.to_string()));
         }
-        // A dimension of at most one index may have any stride; an output's indices must not share elements.
-        let least = if output || block_len > 1 { inner } else { 0 };
-        if max > 1 && (stride < least || (block_len > 1 && stride != inner)) {
+        // A dimension of at most one index may have any stride.
+        if max > 1 && (stride < inner || (block_len > 1 && stride != inner)) {
             return Err((format!("a stride of {inner} or more in dimension {i}"), stride.to_string()));
         }
         let span = stride.max(inner).checked_mul(max.max(1));
@@ -403,7 +403,7 @@ fn check_tensor(
     if last % i64::from(block_len) != 0 || (block_len > 1 && raw.dim_symbol[rank - 1] != 0) {
         return Err((format!("fixed rows of whole blocks of {block_len}"), last.to_string()));
     }
-    if extent_bytes(raw, raw.dim_max.into_iter().take(rank)).is_none() {
+    if extent_bytes(raw, &raw.dim_max[..rank]).is_none() {
         return Err(("a tensor below 2^62 bytes".into(), format!("{:?}", &raw.dim_max[..rank])));
     }
     Ok(())

@@ -132,17 +132,17 @@ impl Operand {
         let (block_len, block_bytes) = dtype_block(tensor.dtype).unwrap_or((1, 1));
         let is_fixed = tensor.dim_symbol.iter().take(rank).all(|symbol| *symbol == 0);
         let fixed_bytes = match packed {
-            0 if is_fixed => extent_bytes(tensor, tensor.dims.into_iter().take(rank)),
+            0 if is_fixed => extent_bytes(tensor, &tensor.dims[..rank]),
             0 => None,
             packed => Some(packed),
         };
         let natural = if block_len == 1 { u64::from(block_bytes) } else { 1 };
         // Rows are what the outermost stride steps over; only then is "a column range of a wider matrix" meaningful.
-        let rows = rank >= 2 && block_len == 1 && packed == 0;
+        let rows = rank >= 2 && block_len == 1 && packed == 0 && tensor.strides[0] > 0;
         let bytes = |elements: i64| u64::try_from(elements).unwrap_or(0).saturating_mul(u64::from(block_bytes));
         let mut inner = *tensor;
         inner.strides.rotate_left(1);
-        let inner_dims = tensor.dim_max.into_iter().take(rank).skip(1);
+        let inner_dims = tensor.dim_max.get(1..rank).unwrap_or_default();
         Self {
             tensor: *tensor,
             fixed_bytes,
@@ -162,13 +162,14 @@ impl Operand {
             return bytes;
         }
         let rank = (self.tensor.rank as usize).min(QHAL_MAX_RANK);
-        let dims =
-            self.tensor.dims.into_iter().zip(self.tensor.dim_symbol).take(rank).map(|(dim, symbol)| match symbol {
-                0 => dim,
-                symbol => symbols.get(symbol as usize - 1).copied().unwrap_or(dim),
-            });
+        let mut dims = self.tensor.dims;
+        for (dim, symbol) in dims.iter_mut().zip(self.tensor.dim_symbol) {
+            if let Some(value) = symbol.checked_sub(1).and_then(|symbol| symbols.get(symbol as usize)) {
+                *dim = *value;
+            }
+        }
         // The largest dimensions were checked when the op was described, so this is never u64::MAX.
-        extent_bytes(&self.tensor, dims).unwrap_or(u64::MAX)
+        extent_bytes(&self.tensor, &dims[..rank]).unwrap_or(u64::MAX)
     }
 }
 
@@ -297,11 +298,8 @@ impl Plan {
         if operand.is_absent() {
             return 0;
         }
-        let rank = operand.tensor.rank as usize;
-        operand
-            .fixed_bytes
-            .or_else(|| extent_bytes(&operand.tensor, operand.tensor.dim_max.into_iter().take(rank)))
-            .unwrap_or(0)
+        let rank = (operand.tensor.rank as usize).min(QHAL_MAX_RANK);
+        operand.fixed_bytes.or_else(|| extent_bytes(&operand.tensor, &operand.tensor.dim_max[..rank])).unwrap_or(0)
     }
 
     /// Lays weight `input` out as the plan wants it: from `src`, as in the file, to `dst` of `packed_bytes`.

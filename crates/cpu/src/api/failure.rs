@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use qwen_hal_abi::{
-    QHAL_ERROR_OUT_OF_MEMORY, QHAL_ERROR_STICKY, QHAL_INTERNAL, QHAL_INVALID_ARGUMENT, QHAL_NOT_READY, QHAL_OK,
-    QHAL_OUT_OF_RANGE, QHAL_RESOURCE_EXHAUSTED, QHAL_UNIMPLEMENTED, qhal_error, qhal_status,
+    QHAL_ERROR_OUT_OF_MEMORY, QHAL_ERROR_STICKY, QHAL_INTERNAL, QHAL_INVALID_ARGUMENT, QHAL_OK, QHAL_OUT_OF_RANGE,
+    QHAL_RESOURCE_EXHAUSTED, QHAL_UNIMPLEMENTED, qhal_error, qhal_status,
 };
 
 /// A status other than OK, with its reason.
@@ -33,9 +33,6 @@ impl Failure {
     }
     pub(crate) fn out_of_memory(message: impl Into<Cow<'static, str>>) -> Self {
         Self { flags: QHAL_ERROR_OUT_OF_MEMORY, ..Self::new(QHAL_RESOURCE_EXHAUSTED, message) }
-    }
-    pub(crate) fn not_ready() -> Self {
-        Self::new(QHAL_NOT_READY, "")
     }
     pub(crate) fn at(mut self, operand: usize) -> Self {
         self.operand = u32::try_from(operand).ok();

@@ -13,7 +13,8 @@ mod stream;
 mod table;
 
 use qwen_hal_abi::{
-    LinkedPlugin, QHAL_ABI_MAJOR, QHAL_ABI_MINOR, QHAL_KIND_CPU, qhal_host_api, qhal_manifest, qhal_plugin_api, qhal_str,
+    LinkedPlugin, QHAL_ABI_MAJOR, QHAL_ABI_MINOR, QHAL_KIND_CPU, qhal_host_api, qhal_manifest, qhal_plugin_api,
+    qhal_str,
 };
 
 pub(crate) use buffer::of_slice as buffer_of_slice;

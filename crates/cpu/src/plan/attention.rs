@@ -8,6 +8,7 @@ use super::dense::MAX_SIZE;
 use super::desc::{Desc, In, Mat, Out, Place, Vector};
 use super::launch::Launch;
 use crate::api::Failure;
+use crate::kernels::attention::{self, AttentionArgs, Sequences, StepLimits};
 use crate::kernels::cache::{CacheView, CacheViewMut};
 use crate::kernels::kv_append::{self, KvAppendArgs};
 
@@ -68,6 +69,103 @@ impl KvAppend {
         let (keys, values, slots) = (launch.mat(&self.keys)?, launch.mat(&self.values)?, launch.vector(&self.slots)?);
         let cache = cache_mut(launch, &self.cache)?;
         Ok(kv_append::kv_append(launch.isa, launch.parallel, &self.args, keys, values, slots, cache)?)
+    }
+}
+
+/// Operands that say which query rows and cached positions belong to which sequence.
+#[derive(Debug, Clone)]
+struct Paging {
+    query_start: Vector,
+    context_len: Vector,
+    block_table: Mat,
+}
+
+impl Paging {
+    /// Operands `first..first + 3`.
+    fn parse(desc: &Desc<'_>, first: usize) -> Result<Self, Failure> {
+        let paging = Self {
+            query_start: desc.vector(In(first), DType::I32)?,
+            context_len: desc.vector(In(first + 1), DType::I32)?,
+            block_table: desc.mat(In(first + 2), &[DType::I32])?,
+        };
+        desc.same("query_start and context_len", paging.query_start.len, paging.context_len.len)?;
+        desc.same("rows of block_table and context_len", paging.block_table.rows, paging.context_len.len)?;
+        Ok(paging)
+    }
+
+    fn limits(&self, threads: usize, tokens: usize, block_size: usize) -> StepLimits {
+        let max_context = self.block_table.cols.max.saturating_mul(block_size);
+        StepLimits { threads, sequences: self.context_len.len.max, tokens, max_context }
+    }
+
+    fn bind<'a>(&self, launch: &Launch<'a>) -> Result<Sequences<'a>, Failure> {
+        Ok(Sequences {
+            query_start: launch.vector_and_end(&self.query_start)?,
+            context_len: launch.vector(&self.context_len)?,
+            block_table: launch.mat(&self.block_table)?,
+        })
+    }
+}
+
+/// A window in tokens, 0 for none.
+fn parse_window(desc: &Desc<'_>) -> Result<usize, Failure> {
+    let window = desc.int_or(ops::QHAL_ATTR_WINDOW, "WINDOW", 0)?;
+    usize::try_from(window).map_err(|_| desc.refuse(format!("WINDOW {window}, expected 0 or more")))
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Attention {
+    q: Mat,
+    cache: Mat,
+    paging: Paging,
+    args: AttentionArgs,
+    out: Mat,
+    workspace: usize,
+}
+
+impl Attention {
+    pub(super) fn parse(desc: &Desc<'_>, threads: usize) -> Result<Self, Failure> {
+        desc.operands(5, 1)?;
+        let args = AttentionArgs {
+            num_heads: desc.size(ops::QHAL_ATTR_NUM_HEADS, "NUM_HEADS", MAX_SIZE)?,
+            num_key_value_heads: desc.size(ops::QHAL_ATTR_NUM_KV_HEADS, "NUM_KV_HEADS", MAX_SIZE)?,
+            head_dim: desc.size(ops::QHAL_ATTR_HEAD_DIM, "HEAD_DIM", MAX_SIZE)?,
+            value_dim: desc.size(ops::QHAL_ATTR_VALUE_DIM, "VALUE_DIM", MAX_SIZE)?,
+            block_size: desc.size(ops::QHAL_ATTR_BLOCK_SIZE, "BLOCK_SIZE", MAX_SIZE)?,
+            scale: desc.real_or(ops::QHAL_ATTR_SCALE, "SCALE", None)?,
+            window: parse_window(desc)?,
+        };
+        let (q, out) = (desc.f32(In(0))?, desc.f32(Out(0))?);
+        let heads = args.num_key_value_heads;
+        if !args.num_heads.is_multiple_of(heads) {
+            return Err(desc.refuse(format!("{} query heads for {heads} key/value heads", args.num_heads)));
+        }
+        desc.expect("columns of q", q.fixed_cols(), args.num_heads * args.head_dim)?;
+        desc.expect("output columns", out.fixed_cols(), args.num_heads * args.value_dim)?;
+        desc.same("rows", q.rows, out.rows)?;
+        let cache = parse_cache(desc, In(1), args.block_size, heads * (args.head_dim + args.value_dim))?;
+        let paging = Paging::parse(desc, 2)?;
+        let limits = paging.limits(threads, q.rows.max, args.block_size);
+        let workspace = attention::attention_workspace_bytes(&args, &limits);
+        Ok(Self { q, cache, paging, args, out, workspace })
+    }
+    pub(super) fn facts(&self) -> Facts {
+        let args = &self.args;
+        let context = self.paging.block_table.cols.expected as f64 * args.block_size as f64;
+        let width = (args.head_dim + args.value_dim) as f64;
+        let flops = 2.0 * self.q.rows.expected as f64 * context * args.num_heads as f64 * width;
+        let cached = self.paging.context_len.len.expected as f64 * context * args.num_key_value_heads as f64 * width;
+        let read = self.q.expected_bytes() + cached * self.cache.dtype.block_bytes() as f64;
+        let mut facts =
+            Facts::new(format!("attention.{}", self.cache.dtype)).traffic(flops, read, self.out.expected_bytes());
+        facts.workspace_bytes = self.workspace;
+        facts
+    }
+    pub(super) fn launch(&self, launch: &Launch<'_>) -> Result<(), Failure> {
+        let (cache, sequences) = (cache_ref(launch, &self.cache)?, self.paging.bind(launch)?);
+        let (q, out) = (launch.mat(&self.q)?, launch.mat_mut(&self.out)?);
+        let (isa, parallel, workspace) = (launch.isa, launch.parallel, launch.workspace(self.workspace)?);
+        Ok(attention::attention(isa, parallel, &self.args, q, cache, &sequences, out, workspace)?)
     }
 }
 

@@ -161,7 +161,7 @@ impl Rope {
             attention_factor: desc.real_or(ops::QHAL_ATTR_ATTENTION_FACTOR, "ATTENTION_FACTOR", Some(1.0))?,
         };
         desc.expect("columns", x.fixed_cols(), args.num_heads * args.head_dim)?;
-        if args.rotary_dim % 2 != 0 || args.rotary_offset + args.rotary_dim > args.head_dim {
+        if !args.rotary_dim.is_multiple_of(2) || args.rotary_offset + args.rotary_dim > args.head_dim {
             let (offset, dim, head) = (args.rotary_offset, args.rotary_dim, args.head_dim);
             return Err(desc.refuse(format!("{dim} rotated elements from {offset} of a head of {head}")));
         }

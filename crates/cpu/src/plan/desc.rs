@@ -79,7 +79,7 @@ pub(super) struct Mat {
     pub(super) dtype: DType,
     pub(super) rows: Extent,
     pub(super) cols: Extent,
-    /// Elements from row to row.
+    /// Elements from row to row, 0 for as many as a row has at the launch.
     pub(super) stride: usize,
 }
 
@@ -162,9 +162,6 @@ impl<'a> Desc<'a> {
     pub(super) const fn name(&self) -> &'static str {
         op_name(self.raw.op_kind)
     }
-    pub(super) const fn num_inputs(&self) -> usize {
-        self.raw.num_inputs as usize
-    }
     pub(super) const fn num_symbols(&self) -> u32 {
         self.raw.num_symbols
     }
@@ -204,9 +201,9 @@ impl<'a> Desc<'a> {
     }
 
     fn attr(&self, key: u32) -> Option<qhal_attr> {
-        // SAFETY: frozen structs, so the array is a plain one; it has the stated length and is not null unless empty.
         let attrs: &[qhal_attr] = match self.raw.num_attrs {
             0 => &[],
+            // SAFETY: frozen structs, so the array is a plain one; it has the stated length and is not null.
             n => unsafe { std::slice::from_raw_parts(self.raw.attrs, n as usize) },
         };
         attrs.iter().find(|attr| attr.key == key).copied()
@@ -313,15 +310,20 @@ impl<'a> Desc<'a> {
             _ => self.joined_rows(place, &tensor)?,
         };
         // One row needs no stride; with more, an output's rows must be apart and blocks are contiguous.
-        let row_stride = if rank == 1 { Some(cols.max) } else { stride(rank - 2) };
-        let valid = |stride: &usize| *stride >= cols.max && (dtype.block_len() == 1 || *stride == cols.max);
+        let row_stride = match if rank == 1 { Some(0) } else { stride(rank - 2) } {
+            Some(0) => Some(cols.as_fixed().unwrap_or(0)),
+            given => given,
+        };
+        let dense = |stride: usize| stride == 0 || stride == cols.max;
+        let valid = |stride: usize| dense(stride) || (stride > cols.max && dtype.block_len() == 1);
         match (rows, row_stride) {
-            (Some(rows), Some(row_stride)) if rows.max <= 1 || valid(&row_stride) => {
+            (Some(rows), Some(row_stride)) if rows.max <= 1 || valid(row_stride) => {
                 let block_rows_whole = cols.max.is_multiple_of(dtype.block_len());
                 if !block_rows_whole || tensor.strides[rank - 1] != 1 {
                     return Err(self.refuse_at(place, "rows that are not dense whole blocks"));
                 }
-                Ok(Mat { place, dtype, rows, cols, stride: row_stride.max(cols.max) })
+                let row_stride = if row_stride == 0 { 0 } else { row_stride.max(cols.max) };
+                Ok(Mat { place, dtype, rows, cols, stride: row_stride })
             }
             _ => Err(self.refuse_at(place, format!("strides {:?} for these dimensions", &tensor.strides[..rank]))),
         }
@@ -331,8 +333,10 @@ impl<'a> Desc<'a> {
     fn joined_rows(&self, place: Place, tensor: &qhal_tensor_desc) -> Result<Option<Extent>, Failure> {
         let (outer, inner) = (self.extent(place, tensor, 0)?, self.extent(place, tensor, 1)?);
         let Some(count) = inner.as_fixed() else { return Ok(None) };
-        let even = i64::try_from(count).ok().and_then(|count| tensor.strides[1].checked_mul(count));
-        Ok(if outer.max <= 1 || even == Some(tensor.strides[0]) { outer.times(count) } else { None })
+        let inner_stride = if tensor.strides[1] == 0 { tensor.dims[2] } else { tensor.strides[1] };
+        let even = i64::try_from(count).ok().and_then(|count| inner_stride.checked_mul(count));
+        let is_even = tensor.strides[0] == 0 || even == Some(tensor.strides[0]);
+        Ok(if outer.max <= 1 || is_even { outer.times(count) } else { None })
     }
 
     /// A matrix whose rows have a fixed width.

@@ -106,29 +106,31 @@ impl<'a> Launch<'a> {
         Ok(at.as_ptr())
     }
 
-    fn shape(&self, mat: &Mat) -> Result<(usize, usize, usize), Failure> {
+    /// Rows, columns, stride, and values from the first to the last.
+    fn shape(&self, mat: &Mat) -> Result<(usize, usize, usize, usize), Failure> {
         let (rows, cols) = (self.extent(mat.rows)?, self.extent(mat.cols)?);
+        let stride = if mat.stride == 0 { cols } else { mat.stride };
         let count = match rows.checked_sub(1) {
             None => 0,
-            Some(steps) => steps.checked_mul(mat.stride).and_then(|n| n.checked_add(cols)).unwrap_or(usize::MAX),
+            Some(steps) => steps.checked_mul(stride).and_then(|n| n.checked_add(cols)).unwrap_or(usize::MAX),
         };
-        Ok((rows, cols, count))
+        Ok((rows, cols, stride, count))
     }
 
     /// A matrix to read.
     pub(super) fn mat<T: Plain>(&self, mat: &Mat) -> Result<Matrix<'a, T>, Failure> {
-        let (rows, cols, count) = self.shape(mat)?;
+        let (rows, cols, stride, count) = self.shape(mat)?;
         let at = self.values::<T>(mat.place, count, false)?;
         // SAFETY: aligned, and `count` values lie within a living buffer.
-        Ok(unsafe { Matrix::from_raw(at, rows, cols, mat.stride) })
+        Ok(unsafe { Matrix::from_raw(at, rows, cols, stride) })
     }
 
     /// A matrix to write.
     pub(super) fn mat_mut<T: Plain>(&self, mat: &Mat) -> Result<MatrixMut<'a, T>, Failure> {
-        let (rows, cols, count) = self.shape(mat)?;
+        let (rows, cols, stride, count) = self.shape(mat)?;
         let at = self.values::<T>(mat.place, count, true)?;
         // SAFETY: as above, and the buffer is writable.
-        Ok(unsafe { MatrixMut::from_raw(at, rows, cols, mat.stride) })
+        Ok(unsafe { MatrixMut::from_raw(at, rows, cols, stride) })
     }
 
     /// A matrix to read as bytes.
@@ -158,11 +160,15 @@ impl<'a> Launch<'a> {
     }
 
     /// `count` values to write.
-    #[expect(clippy::mut_from_ref, reason = "the memory belongs to the launch, which hands out each output once")]
     pub(super) fn slice_mut<T: Plain>(&self, place: Place, count: usize) -> Result<&'a mut [T], Failure> {
         let at = self.values::<T>(place, count, true)?;
         // SAFETY: as above, and nobody else uses an output meanwhile.
         Ok(unsafe { std::slice::from_raw_parts_mut(at, count) })
+    }
+
+    /// The values of a vector and one more.
+    pub(super) fn vector_and_end<T: Plain>(&self, vector: &Vector) -> Result<&'a [T], Failure> {
+        self.slice(vector.place, self.extent(vector.len)?.saturating_add(1))
     }
 
     /// A vector to read.
@@ -170,13 +176,11 @@ impl<'a> Launch<'a> {
         self.slice(vector.place, self.extent(vector.len)?)
     }
     /// A vector to write.
-    #[expect(clippy::mut_from_ref, reason = "as `slice_mut`")]
     pub(super) fn vector_mut<T: Plain>(&self, vector: &Vector) -> Result<&'a mut [T], Failure> {
         self.slice_mut(vector.place, self.extent(vector.len)?)
     }
 
     /// The workspace.
-    #[expect(clippy::mut_from_ref, reason = "as `slice_mut`")]
     pub(super) fn workspace(&self, bytes: usize) -> Result<&'a mut [u8], Failure> {
         if bytes == 0 {
             return Ok(&mut []);
