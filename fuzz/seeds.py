@@ -94,8 +94,6 @@ def main(out):
     write("tokenizer", "tiny.json", (FIXTURES / "models/llama/tokenizer.json").read_bytes())
     for path in sorted((ROOT / "crates/models/tests/templates").glob("*.jinja")):
         write("chat_template", path.name, path.read_bytes())
-    for path in sorted((ROOT / "crates/ir").rglob("*.ir")):
-        write("ir_text", path.name, path.read_bytes())
 
 
 if __name__ == "__main__":

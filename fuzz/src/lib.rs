@@ -23,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("config", config),
     ("tokenizer", tokenizer),
     ("chat_template", chat_template),
+    ("ir_text", ir_text),
 ];
 
 /// Text with what tokenizers treat specially: markup, runs of spaces, digits, marks, scripts without spaces.
@@ -126,9 +127,8 @@ pub fn chat_template(bytes: &[u8]) {
         json!({"role": "user", "content": " Thanks  \n"}),
     ];
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
-    let tools: [Value; 1] = [
-        json!({"type": "function", "function": {"name": "weather", "description": "Now", "parameters": parameters}}),
-    ];
+    let tools: [Value; 1] =
+        [json!({"type": "function", "function": {"name": "weather", "description": "Now", "parameters": parameters}})];
     let input = TemplateInput {
         messages: &messages,
         tools: Some(&tools),
@@ -139,4 +139,9 @@ pub fn chat_template(bytes: &[u8]) {
     if let Ok(prompt) = template.render(&input) {
         assert!(prompt.len() <= limits.output_bytes);
     }
+}
+
+/// The text form of a graph: read, verified, compiled, printed and read back.
+pub fn ir_text(bytes: &[u8]) {
+    qwen_ir::test_support::fuzz_text(bytes);
 }
