@@ -11,8 +11,8 @@ fn sorts_pairs_by_expert_and_keeps_their_order() {
         expected.sort_by_key(|&pair| ids[pair]);
         let (mut offsets, mut rows, mut slots) = (vec![9; experts + 1], vec![9; ids.len()], vec![9; ids.len()]);
         dispatch_experts(&ids, top_k, &mut offsets, &mut rows, &mut slots).unwrap();
-        for expert in 0..=experts {
-            assert_eq!(offsets[expert] as usize, ids.iter().filter(|&&id| (id as usize) < expert).count());
+        for (expert, &offset) in offsets.iter().enumerate() {
+            assert_eq!(offset as usize, ids.iter().filter(|&&id| (id as usize) < expert).count());
         }
         for (row, &pair) in expected.iter().enumerate() {
             assert_eq!(rows[row] as usize, pair / top_k);

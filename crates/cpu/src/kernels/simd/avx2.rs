@@ -19,6 +19,7 @@ pub(super) fn supported() -> bool {
 /// # Safety
 /// [`supported`] is true.
 #[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2(()))
 }
@@ -99,6 +100,7 @@ unsafe fn scale(x: __m256, n: __m256) -> __m256 {
 
 impl Simd for Avx2 {
     type V = Pair;
+    const TILE_ROWS: usize = 6;
     const TILE_VECTORS: usize = 1;
 
     #[inline(always)]
@@ -205,6 +207,26 @@ impl Simd for Avx2 {
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
         }
+    }
+    #[inline(always)]
+    fn reduce_max(self, x: Pair) -> f32 {
+        // SAFETY: the token.
+        unsafe {
+            let eight = _mm256_max_ps(x.0, x.1);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // SAFETY: a prefetch of any address has no effect that a program sees.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+    }
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: the token.
+        unsafe { run(kernel) }
     }
     #[inline(always)]
     fn transpose(self, r: [Pair; LANES]) -> [Pair; LANES] {

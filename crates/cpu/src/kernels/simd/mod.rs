@@ -7,7 +7,8 @@
 //! arithmetic safe to call; only access through pointers is not.
 //!
 //! Everything here and every kernel body is `inline(always)`: the instructions become available in the function that
-//! [`dispatch`] enters, so code that is not inlined into it (a closure, for instance) would call them one by one.
+//! [`dispatch`] or [`Simd::enter`] enters, so code that is not inlined into it (a closure, for instance) would call them
+//! one by one.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -31,7 +32,9 @@ pub const LANES: usize = 16;
 pub trait Simd: Copy + Send + Sync {
     /// The vector.
     type V: Copy;
-    /// Vectors of a row of a register tile that has six rows.
+    /// Rows of a register tile.
+    const TILE_ROWS: usize;
+    /// Vectors of a row of a register tile.
     const TILE_VECTORS: usize;
 
     /// All lanes `x`.
@@ -111,15 +114,13 @@ pub trait Simd: Copy + Send + Sync {
     fn scale_by_power(self, x: Self::V, n: Self::V) -> Self::V;
     /// The sum of the lanes: lane i + lane i+8, then 4, 2, 1 apart.
     fn reduce_add(self, x: Self::V) -> f32;
-    /// The largest lane; NaN lanes count as smallest.
-    #[inline(always)]
-    fn reduce_max(self, x: Self::V) -> f32 {
-        let mut best = f32::NEG_INFINITY;
-        for lane in self.to_array(x) {
-            best = if lane > best { lane } else { best };
-        }
-        best
-    }
+    /// The largest lane, by [`Simd::max`] in the order of [`Simd::reduce_add`].
+    fn reduce_max(self, x: Self::V) -> f32;
+    /// Asks for the cache line at `p`, which need not be readable.
+    fn prefetch(self, p: *const u8);
+    /// Runs a kernel as a function of its own, compiled for this instruction set. A kernel that is used in several places,
+    /// or that is large, is entered so: code grows with the sum of the kernels and not with their product.
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
     /// Rows to columns.
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES];
 }
@@ -146,7 +147,7 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         }
     }
     let _ = isa;
-    kernel.run(Scalar)
+    scalar::run(kernel)
 }
 
 #[cfg(test)]

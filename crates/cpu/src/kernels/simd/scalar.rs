@@ -1,6 +1,6 @@
 //! Lanes in an array: portable, and the definition of what the vector types compute.
 
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 use crate::kernels::math::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 /// Needs nothing.
@@ -14,8 +14,14 @@ fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
+#[inline(never)]
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Scalar)
+}
+
 impl Simd for Scalar {
     type V = V;
+    const TILE_ROWS: usize = 1;
     const TILE_VECTORS: usize = 1;
 
     #[inline(always)]
@@ -102,6 +108,19 @@ impl Simd for Scalar {
         let eight: [f32; 8] = std::array::from_fn(|i| x[i] + x[i + 8]);
         let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
         (four[0] + four[2]) + (four[1] + four[3])
+    }
+    #[inline(always)]
+    fn reduce_max(self, x: V) -> f32 {
+        let max = |a: f32, b: f32| if a > b { a } else { b };
+        let eight: [f32; 8] = std::array::from_fn(|i| max(x[i], x[i + 8]));
+        let four: [f32; 4] = std::array::from_fn(|i| max(eight[i], eight[i + 4]));
+        max(max(four[0], four[2]), max(four[1], four[3]))
+    }
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        run(kernel)
     }
     #[inline(always)]
     fn transpose(self, rows: [V; LANES]) -> [V; LANES] {

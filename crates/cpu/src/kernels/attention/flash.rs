@@ -1,0 +1,499 @@
+//! Attention of some query rows over one split of a sequence, by online softmax.
+//!
+//! Cached positions are taken in tiles of [`TILE`] and splits of [`SPLIT`] at fixed absolute positions. A split starts from
+//! nothing and updates maximum, sum and weighted values once a tile; splits are merged in order. Which rows share a tile, who
+//! computes which split and where blocks lie therefore never shows in a row's bits: prefill in large tiles and decode with
+//! splits on several threads agree exactly. A position that a row may not see takes no part, not even as a zero.
+//!
+//! Layout in scratch: a tile's keys turned ([key_dim][TILE], so that a vector is 16 positions), its values [TILE][value_dim
+//! padded to 16] unless they are read where they are cached, scores [SCORE_ROWS][TILE], and per row maximum, sum and output.
+
+#![expect(clippy::needless_range_loop, reason = "indices of register tiles; counted loops unroll")]
+
+use std::ops::Range;
+
+use super::micro::{RowSource, Strided, TileRows, multiply};
+use crate::kernels::math::exp;
+use crate::kernels::simd::storage::F32;
+use crate::kernels::simd::{Kernel, LANES, Simd};
+
+/// Positions of a tile.
+pub(crate) const TILE: usize = 64;
+/// Positions of a split.
+pub(crate) const SPLIT: usize = 256;
+/// Rows whose scores are kept at a time.
+const SCORE_ROWS: usize = 48;
+/// Vectors of a tile's positions.
+const TILE_VECTORS: usize = TILE / LANES;
+
+/// Query rows: `tokens` consecutive tokens of one sequence by `heads` heads that share keys and values, token by token.
+#[derive(Clone, Copy)]
+pub(crate) struct Queries {
+    /// First head of the first token.
+    pub(crate) ptr: *const f32,
+    /// Values from token to token.
+    pub(crate) token_stride: usize,
+    /// Values from head to head.
+    pub(crate) head_stride: usize,
+    pub(crate) tokens: usize,
+    pub(crate) heads: usize,
+    /// Position of the first token.
+    pub(crate) position: usize,
+    /// Positions that a token sees, 0 for all.
+    pub(crate) window: usize,
+}
+
+impl Queries {
+    #[inline(always)]
+    fn rows(&self) -> usize {
+        self.tokens * self.heads
+    }
+    #[inline(always)]
+    fn row(&self, i: usize) -> *const f32 {
+        self.ptr.wrapping_add(i / self.heads * self.token_stride + i % self.heads * self.head_stride)
+    }
+    /// Positions that token `t` sees.
+    #[inline(always)]
+    pub(crate) fn seen(&self, t: usize) -> Range<usize> {
+        let end = self.position + t + 1;
+        let start = if self.window == 0 { 0 } else { end.saturating_sub(self.window) };
+        start..end
+    }
+    /// Positions that any row sees.
+    #[inline(always)]
+    pub(crate) fn all_seen(&self) -> Range<usize> {
+        self.seen(0).start..self.seen(self.tokens - 1).end
+    }
+    /// Places in the tile at `start` that row `i` sees.
+    #[inline(always)]
+    fn places(&self, i: usize, start: usize) -> Range<usize> {
+        let seen = self.seen(i / self.heads);
+        seen.start.max(start).min(start + TILE) - start..seen.end.max(start).min(start + TILE) - start
+    }
+}
+
+/// What is fixed for all rows of an op.
+#[derive(Clone, Copy)]
+pub(crate) struct Dims {
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) scale: f32,
+}
+
+impl Dims {
+    /// Values of an output row in scratch.
+    #[inline(always)]
+    pub(crate) const fn padded(&self) -> usize {
+        self.value_dim.next_multiple_of(LANES)
+    }
+}
+
+/// Running maximum, sum and output of rows.
+#[derive(Clone, Copy)]
+pub(crate) struct State {
+    pub(crate) max: *mut f32,
+    pub(crate) sum: *mut f32,
+    pub(crate) out: *mut f32,
+}
+
+/// A task's scratch memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Scratch {
+    keys: *mut f32,
+    values: *mut f32,
+    scores: *mut f32,
+    /// Of the split at hand.
+    pub(crate) part: State,
+    /// Of all splits so far.
+    pub(crate) total: State,
+    /// For the source of keys and values.
+    pub(crate) extra: *mut f32,
+}
+
+impl Scratch {
+    /// Values needed for `rows` query rows and `extra` values of the source's own.
+    pub(crate) const fn len(dims: &Dims, rows: usize, extra: usize) -> usize {
+        let state = rows.next_multiple_of(LANES) * (2 + dims.padded());
+        (dims.key_dim + dims.padded() + SCORE_ROWS) * TILE + 2 * state + extra.next_multiple_of(LANES)
+    }
+
+    /// Cuts scratch memory up.
+    pub(crate) fn new(memory: *mut f32, dims: &Dims, rows: usize) -> Self {
+        let mut next = memory;
+        let mut take = |len: usize| {
+            let start = next;
+            next = next.wrapping_add(len);
+            start
+        };
+        let rows = rows.next_multiple_of(LANES);
+        Self {
+            keys: take(dims.key_dim * TILE),
+            values: take(dims.padded() * TILE),
+            scores: take(SCORE_ROWS * TILE),
+            part: State { max: take(rows), sum: take(rows), out: take(rows * dims.padded()) },
+            total: State { max: take(rows), sum: take(rows), out: take(rows * dims.padded()) },
+            extra: take(0),
+        }
+    }
+}
+
+/// Scratch that a source fills for a tile.
+pub(crate) struct TileMemory<'a> {
+    /// [key_dim][TILE]; places outside the asked range are zero or untouched by readers.
+    pub(crate) keys: *mut f32,
+    /// [TILE][padded], if the source wants it.
+    pub(crate) values: *mut f32,
+    /// Addresses of the cached values, if the source wants them.
+    pub(crate) addresses: &'a mut [*const u8; TILE],
+    /// The source's own.
+    pub(crate) extra: *mut f32,
+}
+
+/// Where a sequence's keys and values of one key/value head come from.
+pub(crate) trait KeyValues {
+    /// How values are read.
+    type Values: RowSource;
+    /// Provides `places` of the tile at position `start`: keys turned, and the values.
+    ///
+    /// # Safety
+    /// The positions are cached; `memory` has room.
+    unsafe fn load<S: Simd>(&self, s: S, start: usize, places: Range<usize>, memory: TileMemory<'_>) -> Self::Values;
+}
+
+impl State {
+    /// Nothing seen yet.
+    ///
+    /// # Safety
+    /// There is room for `rows` rows.
+    #[inline(always)]
+    pub(crate) unsafe fn clear(&self, rows: usize, padded: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.max, rows).fill(f32::NEG_INFINITY);
+            std::slice::from_raw_parts_mut(self.sum, rows).fill(0.0);
+            std::slice::from_raw_parts_mut(self.out, rows * padded).fill(0.0);
+        }
+    }
+
+    /// The state of row `i`.
+    #[inline(always)]
+    pub(crate) fn row(&self, i: usize, padded: usize) -> Self {
+        Self { max: self.max.wrapping_add(i), sum: self.sum.wrapping_add(i), out: self.out.wrapping_add(i * padded) }
+    }
+}
+
+/// Attends `queries` over the part of `split` that they see; the result replaces `scratch.part`.
+pub(crate) struct AttendSplit<'a, K> {
+    queries: &'a Queries,
+    source: K,
+    dims: &'a Dims,
+    split: usize,
+    scratch: &'a Scratch,
+}
+
+impl<'a, K: KeyValues> AttendSplit<'a, K> {
+    /// # Safety
+    /// Queries are readable, the positions they see in the split are cached, and scratch has room for the rows.
+    #[inline(always)]
+    pub(crate) unsafe fn new(
+        queries: &'a Queries,
+        source: K,
+        dims: &'a Dims,
+        split: usize,
+        scratch: &'a Scratch,
+    ) -> Self {
+        Self { queries, source, dims, split, scratch }
+    }
+}
+
+impl<K: KeyValues> Kernel for AttendSplit<'_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (queries, scratch, dims) = (self.queries, self.scratch, self.dims);
+        let rows = queries.rows();
+        let seen = queries.all_seen();
+        let (from, to) = (seen.start.max(self.split * SPLIT), seen.end.min((self.split + 1) * SPLIT));
+        let mut addresses = [std::ptr::null(); TILE];
+        // SAFETY: the promise of `new`.
+        unsafe {
+            scratch.part.clear(rows, dims.padded());
+            let mut start = from / TILE * TILE;
+            while start < to {
+                let places = from.max(start) - start..to.min(start + TILE) - start;
+                let memory = TileMemory {
+                    keys: scratch.keys,
+                    values: scratch.values,
+                    addresses: &mut addresses,
+                    extra: scratch.extra,
+                };
+                let values = self.source.load(s, start, places.clone(), memory);
+                let mut first = 0;
+                while first < rows {
+                    let last = rows.min(first + SCORE_ROWS);
+                    attend_rows(s, queries, first..last, start, places.clone(), values, dims, scratch);
+                    first = last;
+                }
+                start += TILE;
+            }
+        }
+    }
+}
+
+/// Rows `rows` over one tile.
+///
+/// # Safety
+/// As [`AttendSplit::new`]; keys are in scratch.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the state of two loops, inlined")]
+unsafe fn attend_rows<S: Simd, V: RowSource>(
+    s: S,
+    queries: &Queries,
+    rows: Range<usize>,
+    start: usize,
+    places: Range<usize>,
+    values: V,
+    dims: &Dims,
+    scratch: &Scratch,
+) {
+    let keys = Strided::<F32>::new(scratch.keys.cast_const().cast(), TILE);
+    let vectors = places.start / LANES..places.end.div_ceil(LANES);
+    let padded = dims.padded();
+    let mut factors = [1.0f32; SCORE_ROWS];
+    // SAFETY: rows lie in the state, scores and keys in scratch, values over the places that a row sees.
+    unsafe {
+        let mut row = rows.start;
+        while row < rows.end {
+            let n = run_of(queries, row..rows.end, start, false);
+            if !queries.places(row, start).is_empty() {
+                let tile = |first: usize, n: usize| {
+                    let mut tile = TileRows { n, ..TileRows::EMPTY };
+                    for i in 0..n {
+                        tile.a[i] = queries.row(first + i);
+                        tile.c[i] = scratch.scores.add((first + i - rows.start) * TILE);
+                    }
+                    tile
+                };
+                let mut blocks = Blocks::new(row, n, S::TILE_ROWS);
+                while let Some((first, n)) = blocks.next() {
+                    multiply::<S, _, false>(s, &tile(first, n), keys, 0..dims.key_dim, vectors.clone());
+                }
+                for i in row..row + n {
+                    let scores = scratch.scores.add((i - rows.start) * TILE);
+                    let state = scratch.part.row(i, padded);
+                    let places = queries.places(i, start);
+                    factors[i - rows.start] = s.enter(SoftmaxTile { scores, places, scale: dims.scale, state });
+                }
+            }
+            row += n;
+        }
+        row = rows.start;
+        while row < rows.end {
+            let n = run_of(queries, row..rows.end, start, true);
+            let depth = queries.places(row, start);
+            if !depth.is_empty() {
+                let tile = |first: usize, n: usize| {
+                    let mut tile = TileRows { n, ..TileRows::EMPTY };
+                    for i in 0..n {
+                        tile.a[i] = scratch.scores.add((first + i - rows.start) * TILE);
+                        tile.c[i] = scratch.part.out.add((first + i) * padded);
+                        tile.factors[i] = factors[first + i - rows.start];
+                    }
+                    tile
+                };
+                let mut blocks = Blocks::new(row, n, S::TILE_ROWS);
+                while let Some((first, n)) = blocks.next() {
+                    multiply::<S, _, true>(s, &tile(first, n), values, depth.clone(), 0..padded / LANES);
+                }
+            }
+            row += n;
+        }
+    }
+}
+
+/// How many rows from the first on see the same places of a tile (`exact`), or agree in seeing any.
+#[inline(always)]
+fn run_of(queries: &Queries, rows: Range<usize>, start: usize, exact: bool) -> usize {
+    let first = queries.places(rows.start, start);
+    let mut n = queries.heads - rows.start % queries.heads;
+    while rows.start + n < rows.end {
+        let next = queries.places(rows.start + n, start);
+        let alike = if exact { next == first } else { next.is_empty() == first.is_empty() };
+        if !alike {
+            break;
+        }
+        n += queries.heads;
+    }
+    n.min(rows.end - rows.start)
+}
+
+/// Cuts a run of rows into register tiles of nearly equal height.
+struct Blocks {
+    row: usize,
+    end: usize,
+    height: usize,
+}
+
+impl Blocks {
+    #[inline(always)]
+    fn new(row: usize, n: usize, most: usize) -> Self {
+        Self { row, end: row + n, height: n.div_ceil(n.div_ceil(most)) }
+    }
+    #[inline(always)]
+    fn next(&mut self) -> Option<(usize, usize)> {
+        let n = self.height.min(self.end - self.row);
+        let first = self.row;
+        self.row += n;
+        (n > 0).then_some((first, n))
+    }
+}
+
+/// `x` where the lane's place is in `places`, else -inf.
+#[inline(always)]
+fn mask<S: Simd>(s: S, x: S::V, first: usize, places: &Range<usize>) -> S::V {
+    let mut lanes = s.to_array(x);
+    for (i, lane) in lanes.iter_mut().enumerate() {
+        if !places.contains(&(first + i)) {
+            *lane = f32::NEG_INFINITY;
+        }
+    }
+    s.of(lanes)
+}
+
+/// A maximum that can be subtracted: with nothing but -inf seen, 0, so that e^-inf is 0 and not NaN.
+#[inline(always)]
+fn finite_base(max: f32) -> f32 {
+    if max == f32::NEG_INFINITY { 0.0 } else { max }
+}
+
+/// A row over a tile; made by [`attend_rows`] alone.
+struct SoftmaxTile {
+    scores: *mut f32,
+    places: Range<usize>,
+    scale: f32,
+    state: State,
+}
+
+impl Kernel for SoftmaxTile {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        // SAFETY: scores and state are of one row.
+        unsafe { softmax_tile(s, self.scores, self.places, self.scale, self.state) }
+    }
+}
+
+/// Turns a row's scores into weights relative to the maximum so far, updates maximum and sum, and returns the factor on
+/// what was summed before.
+///
+/// # Safety
+/// `scores` has a tile, `state` a row.
+#[inline(always)]
+unsafe fn softmax_tile<S: Simd>(s: S, scores: *mut f32, places: Range<usize>, scale: f32, state: State) -> f32 {
+    let vectors = places.start / LANES..places.end.div_ceil(LANES);
+    let scale = s.splat(scale);
+    let mut best = s.splat(f32::NEG_INFINITY);
+    let mut scaled = [best; TILE_VECTORS];
+    // SAFETY: the caller's promise.
+    unsafe {
+        for v in vectors.start..vectors.end {
+            let mut x = s.mul(s.load(scores.add(v * LANES)), scale);
+            if v * LANES < places.start || (v + 1) * LANES > places.end {
+                x = mask(s, x, v * LANES, &places);
+            }
+            best = s.max(x, best);
+            scaled[v] = x;
+        }
+        let best = s.reduce_max(best);
+        let old = *state.max;
+        let new = if best > old { best } else { old };
+        let base = finite_base(new);
+        let mut sum = s.splat(0.0);
+        for v in vectors.start..vectors.end {
+            let weight = exp(s, s.sub(scaled[v], s.splat(base)));
+            s.store(scores.add(v * LANES), weight);
+            sum = s.add(sum, weight);
+        }
+        // e^0 is exactly 1, so the shortcut changes nothing.
+        let factor = if new == old { 1.0 } else { s.to_array(exp(s, s.splat(old - base)))[0] };
+        *state.max = new;
+        *state.sum = (*state.sum).mul_add(factor, s.reduce_add(sum));
+        factor
+    }
+}
+
+/// Adds splits' states of rows to their totals.
+pub(crate) struct MergeRows {
+    total: State,
+    part: State,
+    rows: usize,
+    padded: usize,
+}
+
+impl MergeRows {
+    /// # Safety
+    /// Both states hold `rows` rows of `padded` values.
+    pub(crate) unsafe fn new(total: State, part: State, rows: usize, padded: usize) -> Self {
+        Self { total, part, rows, padded }
+    }
+}
+
+impl Kernel for MergeRows {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for i in 0..self.rows {
+            let (total, part) = (self.total.row(i, self.padded), self.part.row(i, self.padded));
+            // SAFETY: the promise of `new`.
+            unsafe { merge_row(s, total, part, self.padded) };
+        }
+    }
+}
+
+/// Adds a split's state of a row to the total. A split that the row doesn't see has sum 0 and changes nothing.
+///
+/// # Safety
+/// Both states hold a row.
+#[inline(always)]
+unsafe fn merge_row<S: Simd>(s: S, total: State, part: State, padded: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if *part.sum == 0.0 {
+            return;
+        }
+        let new = if *part.max > *total.max { *part.max } else { *total.max };
+        let base = finite_base(new);
+        let old_factor = exp(s, s.splat(*total.max - base));
+        let new_factor = exp(s, s.splat(*part.max - base));
+        *total.max = new;
+        let sum = s.fma(s.splat(*part.sum), new_factor, s.mul(s.splat(*total.sum), old_factor));
+        *total.sum = s.to_array(sum)[0];
+        for i in (0..padded).step_by(LANES) {
+            let kept = s.mul(s.load(total.out.add(i)), old_factor);
+            s.store(total.out.add(i), s.fma(s.load(part.out.add(i)), new_factor, kept));
+        }
+    }
+}
+
+/// Writes a row's result: the weighted values over the sum of weights.
+///
+/// # Safety
+/// `total` holds a row, `out` has `value_dim` places.
+#[inline(always)]
+pub(crate) unsafe fn finish_row<S: Simd>(s: S, total: State, value_dim: usize, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let inverse = s.splat(1.0 / *total.sum);
+        for i in (0..value_dim).step_by(LANES) {
+            let y = s.mul(s.load(total.out.add(i)), inverse);
+            if value_dim - i >= LANES {
+                s.store(out.add(i), y);
+            } else {
+                s.store_partial(out.add(i), value_dim - i, y);
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Causal attention over the paged cache.
+//!
+//! Shape: q [T, heads * head_dim] of S sequences, cache blocks [kv heads, block_size, head_dim] keys then values in F32, F16 or
+//! BF16, out [T, heads * value_dim]. Flash attention in f32: [`flash`] has the order of operations that makes a row's bits
+//! independent of everything but its own query and cached positions, [`micro`] the register tile, [`paged`] the cache's
+//! layout, [`schedule`] the sharing out over threads. Bound: in decode the bytes of cached keys and values (each is read
+//! once for all query heads of its group), in prefill 2 T context heads (head_dim + value_dim) multiply-adds.
+
+pub(crate) mod flash;
+pub(crate) mod micro;
+pub(crate) mod paged;
+pub(crate) mod schedule;
+
+#[cfg(test)]
+pub(crate) mod oracle;
+#[cfg(test)]
+mod tests;
+
+use super::cache::CacheView;
+use super::error::{KernelError, same};
+use super::simd::LANES;
+use super::simd::Simd;
+use super::simd::storage::with_storage;
+use crate::isa::Isa;
+use crate::matrix::{Matrix, MatrixMut};
+use crate::parallel::Parallel;
+
+use flash::{AttendSplit, Dims, Scratch};
+use paged::{Geometry, InPlace, Paged, Staged};
+use schedule::{Problem, Sizes, Source, Task};
+
+pub use schedule::Sequences;
+
+const OP: &str = "attention";
+/// Most query rows of a task: their state and scores stay in the second-level cache.
+const MAX_ROWS: usize = 96;
+/// Up to so many rows values are converted where they are used.
+const IN_PLACE_ROWS: usize = 12;
+
+/// Attributes of attention.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionArgs {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key/value heads, a divisor of the query heads.
+    pub num_key_value_heads: usize,
+    /// Elements of a query or key head.
+    pub head_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
+    /// Tokens of a cache block.
+    pub block_size: usize,
+    /// Factor on scores.
+    pub scale: f32,
+    /// Positions that a query sees, 0 for all.
+    pub window: usize,
+}
+
+/// Largest sizes of a step, for its workspace.
+#[derive(Debug, Clone, Copy)]
+pub struct StepLimits {
+    /// Threads of the pool.
+    pub threads: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// Query tokens.
+    pub tokens: usize,
+    /// Cached tokens of a sequence.
+    pub max_context: usize,
+}
+
+impl AttentionArgs {
+    const fn dims(&self) -> Dims {
+        Dims { key_dim: self.head_dim, value_dim: self.value_dim, scale: self.scale }
+    }
+}
+
+/// Bytes of workspace that [`attention`] makes good use of in steps within the limits.
+#[must_use]
+pub fn attention_workspace_bytes(args: &AttentionArgs, limits: &StepLimits) -> usize {
+    let sizes = Sizes {
+        threads: limits.threads.max(1),
+        sequences: limits.sequences,
+        tokens: limits.tokens,
+        max_context: limits.max_context,
+        heads: args.num_heads,
+        group: (args.num_heads / args.num_key_value_heads.max(1)).max(1),
+    };
+    schedule::workspace_bytes(&sizes, &args.dims(), MAX_ROWS, 0)
+}
+
+/// Attends each query row over the positions of its sequence up to its own. Rows of no sequence become zero.
+///
+/// # Errors
+/// If sizes disagree, an index tensor leads outside what it indexes, or the workspace is smaller than the least that
+/// [`attention_workspace_bytes`] gives.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub fn attention(
+    isa: Isa,
+    parallel: &dyn Parallel,
+    args: &AttentionArgs,
+    q: Matrix<'_, f32>,
+    cache: CacheView<'_>,
+    sequences: &Sequences<'_>,
+    out: MatrixMut<'_, f32>,
+    workspace: &mut [u8],
+) -> Result<(), KernelError> {
+    let heads = args.num_key_value_heads;
+    if heads == 0 || args.num_heads == 0 || !args.num_heads.is_multiple_of(heads) {
+        let (expected, found) = (args.num_heads, heads);
+        return Err(KernelError::Shape { op: OP, what: "key/value heads", expected, found });
+    }
+    same(OP, "columns of q", q.cols, args.num_heads * args.head_dim)?;
+    same(OP, "output columns", out.cols, args.num_heads * args.value_dim)?;
+    same(OP, "output rows", out.rows, q.rows)?;
+    let geometry = Geometry::separate(heads, args.block_size, args.head_dim, args.value_dim);
+    schedule::check(OP, sequences, q.rows, &cache, &geometry, args.window)?;
+    let problem = Problem {
+        op: OP,
+        q,
+        out,
+        sequences: *sequences,
+        first_row: 0,
+        cache,
+        geometry,
+        key_value_heads: heads,
+        group: args.num_heads / heads,
+        dims: args.dims(),
+        window: args.window,
+    };
+    schedule::run(isa, parallel, &problem, &Cached { max_rows: MAX_ROWS }, workspace)
+}
+
+/// Keys and values as they are cached.
+pub(crate) struct Cached {
+    pub(crate) max_rows: usize,
+}
+
+impl Source for Cached {
+    fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
+    fn extra(&self) -> usize {
+        0
+    }
+
+    #[inline(always)]
+    unsafe fn attend<S: Simd>(&self, s: S, p: &Problem<'_>, task: &Task<'_>, split: usize, scratch: &Scratch) {
+        let queries = &task.queries;
+        let in_place = queries.tokens * queries.heads <= IN_PLACE_ROWS && p.dims.value_dim.is_multiple_of(LANES);
+        with_storage!(p.cache.dtype, T => {
+            let paged = Paged::<T>::new(&p.cache, task.blocks, &p.geometry, task.key_value_head);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if in_place {
+                    s.enter(AttendSplit::new(queries, InPlace(paged), &p.dims, split, scratch));
+                } else {
+                    s.enter(AttendSplit::new(queries, Staged(paged), &p.dims, split, scratch));
+                }
+            }
+        }, ());
+    }
+}
