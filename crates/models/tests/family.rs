@@ -122,6 +122,9 @@ fn every_fixture_builds_and_uses_each_tensor_once() {
         }
         assert!(uses.is_empty(), "{name}: {uses:?}");
         qwen_ir::verify(&graph).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let text = qwen_ir::text::print(&graph);
+        let again = qwen_ir::parse::parse(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(qwen_ir::text::print(&again), text, "{name}");
         for phase in [Phase::Prefill, Phase::Decode] {
             let bounds = SymbolBounds::default().with(Symbol::Tokens, 1, 64).with(Symbol::Sequences, 1, 8);
             let bounds = bounds.with(Symbol::Rows, 1, 8).with(Symbol::Blocks, 1, 16).with(Symbol::CacheBlocks, 1, 64);

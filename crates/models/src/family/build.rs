@@ -342,11 +342,7 @@ impl LayerBuilder<'_, '_> {
         };
         let x = layer.add("ffn_residual", x, output)?;
 
-        let mut body = layer.builder.finish(vec![x]);
-        body.params.extend([shared.positions, shared.slots]);
-        body.params.extend(shared.paging);
-        body.params.push(shared.inv_freq);
-        Ok(body)
+        Ok(layer.builder.finish(vec![x]))
     }
 
     fn norm(&mut self, origin: &str, weight: WeightId, x: ValueId) -> Result<ValueId, ModelError> {

@@ -36,7 +36,8 @@ impl ModelInfo {
             let elements = decl.shape.iter().fold(1_u64, |product, dim| product.saturating_mul(*dim));
             let mut layers = 0_u64;
             for source in decl.sources.iter().filter(|source| !source.tensors.is_empty()) {
-                *storage.entry(source.dtype).or_default() += source.dtype.bytes_for(elements).unwrap_or(0);
+                let bytes = storage.entry(source.dtype).or_default();
+                *bytes = bytes.saturating_add(source.dtype.bytes_for(elements).unwrap_or(0));
                 layers += 1;
             }
             // Scales belong to the storage, not to the model.
@@ -56,7 +57,7 @@ impl ModelInfo {
             family: config.family.name,
             parameters,
             active_parameters: parameters.saturating_sub(idle),
-            weight_bytes: storage.iter().map(|(_, bytes)| bytes).sum(),
+            weight_bytes: storage.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes)),
             storage,
             cache_elements_per_token: graph.states.iter().map(cache).sum(),
             max_position_embeddings: config.max_position_embeddings.into(),

@@ -43,13 +43,3 @@ pub use table::{
     AttentionForm, BiasRule, ExpertLayers, ExpertRule, FAMILIES, Family, Gating, SharedExpert, WeightName, WindowRule,
 };
 pub use tensors::{TensorIndex, TensorSpec};
-
-/// Entry for fuzzing: any text as a `config.json`, and a graph over no tensors if it is one.
-#[doc(hidden)]
-pub fn fuzz_config(text: &str) {
-    if let Ok(mut config) = from_hf(text) {
-        drop(add_generation_config(&mut config, text));
-        drop(build_graph(&config, &TensorIndex::default()));
-        drop(config.rope.inverse_frequencies());
-    }
-}
