@@ -1,1 +1,26 @@
 //! Sequences, batches, sampling: turns a runtime that computes logits into one that generates text.
+//!
+//! In: token ids and [`SamplingParams`] ([`Request`]). Out: one [`Output`] per token. Three main types: [`LoadedModel`] (files,
+//! tokenizer, template), [`Engine`] (requests in flight), [`Sampler`]. Invariants:
+//! - the tokens of a request depend on the request alone: not on what else runs, on how its prompt was cut into steps, or on
+//!   the number of threads;
+//! - a request that was accepted can't run out of cache: its blocks are promised when it starts, and what can never fit is
+//!   refused at once, with the arithmetic;
+//! - prompt tokens and generated tokens of a model whose form depends on the phase are never computed in one step.
+//!
+//! The crate knows no protocol and no chip.
+#![forbid(unsafe_code)]
+
+mod engine;
+mod error;
+mod load;
+mod sampling;
+mod stop;
+
+pub use engine::{Engine, FinishReason, Output, Request, RequestId, RequestTimings};
+pub use error::EngineError;
+pub use load::{LoadOptions, LoadStage, LoadedModel};
+pub use qwen_ir::MlaForm;
+pub use qwen_runtime::{Bytes, KvDType, MemoryReport, PassName, Policy};
+pub use sampling::{Logprobs, Sampled, Sampler, SamplingParams, TokenLogprob, logprobs};
+pub use stop::{Released, StopWatch};

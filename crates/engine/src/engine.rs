@@ -1,0 +1,505 @@
+//! Requests in flight.
+//!
+//! Each step computes one token of every sequence that is generating and fills the rest of the step with prompt tokens, in
+//! order of arrival. A sequence starts when the blocks that it may come to need are free, so that it can always finish.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use qwen_ir::Phase;
+use qwen_models::tokenizer::{StreamDecoder, StreamOptions, Tokenizer};
+use qwen_runtime::{Batch, LogitRows, Model, RuntimeError, SequenceKv};
+
+use crate::{EngineError, LoadedModel, Logprobs, Sampler, SamplingParams, StopWatch};
+
+/// Identity of a request within an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// What is to be continued, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// Tokens.
+    pub prompt: Vec<u32>,
+    /// How to choose tokens and when to stop.
+    pub sampling: SamplingParams,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end-of-text token of the model.
+    EndOfText,
+    /// One of the request's stop tokens.
+    StopToken(u32),
+    /// One of the request's stop texts.
+    StopText(String),
+    /// The limit of tokens, or the end of the context.
+    Length,
+    /// The request was cancelled.
+    Cancelled,
+    /// The logits were broken; the text is the reason.
+    Error(String),
+}
+
+impl FinishReason {
+    /// Name as in the OpenAI API.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::EndOfText | Self::StopToken(_) | Self::StopText(_) => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "abort",
+            Self::Error(_) => "error",
+        }
+    }
+}
+
+/// What a step gave one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    /// Whose.
+    pub id: RequestId,
+    /// The new token; none if the request ended without one.
+    pub token: Option<u32>,
+    /// Text that is certain now: complete characters that can't be part of a stop text.
+    pub text: String,
+    /// If asked for.
+    pub logprobs: Option<Logprobs>,
+    /// Set once, with the last output of a request.
+    pub finish: Option<FinishReason>,
+    /// Set together with `finish`.
+    pub timings: Option<RequestTimings>,
+}
+
+/// Where the time of a request went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RequestTimings {
+    /// Prompt tokens.
+    pub prompt_tokens: usize,
+    /// Generated tokens.
+    pub generated_tokens: usize,
+    /// From arrival to the first step.
+    pub queue: Duration,
+    /// From the first step to the first token.
+    pub prefill: Duration,
+    /// From the first to the last token.
+    pub decode: Duration,
+}
+
+impl RequestTimings {
+    /// Prompt tokens per second.
+    #[must_use]
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.prompt_tokens, self.prefill)
+    }
+    /// Generated tokens per second after the first.
+    #[must_use]
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}
+
+struct Sequence {
+    id: RequestId,
+    /// Prompt, then answer.
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    max_len: usize,
+    kv: SequenceKv,
+    blocks: u32,
+    sampler: Sampler,
+    decoder: StreamDecoder,
+    stop: StopWatch,
+    arrived: Instant,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    cancelled: bool,
+}
+
+impl Sequence {
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+    /// Tokens that are not in the cache yet.
+    fn pending(&self) -> usize {
+        self.tokens.len() - self.kv.len as usize
+    }
+    fn is_decoding(&self) -> bool {
+        self.kv.len as usize >= self.prompt_len
+    }
+    fn timings(&self) -> RequestTimings {
+        let between = |a: Option<Instant>, b: Option<Instant>| match (a, b) {
+            (Some(a), Some(b)) => b.saturating_duration_since(a),
+            _ => Duration::ZERO,
+        };
+        RequestTimings {
+            prompt_tokens: self.prompt_len,
+            generated_tokens: self.generated(),
+            queue: between(Some(self.arrived), self.started),
+            prefill: between(self.started, self.first_token),
+            decode: between(self.first_token, self.last_token),
+        }
+    }
+}
+
+/// Generates text for several requests at once.
+pub struct Engine {
+    loaded: LoadedModel,
+    waiting: VecDeque<Sequence>,
+    running: Vec<Sequence>,
+    promised_blocks: u32,
+    next_id: u64,
+    logits: Vec<f32>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("model", &self.loaded.model)
+            .field("waiting", &self.waiting.len())
+            .field("running", &self.running.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// An engine without requests.
+    #[must_use]
+    pub const fn new(loaded: LoadedModel) -> Self {
+        Self {
+            loaded,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            promised_blocks: 0,
+            next_id: 1,
+            logits: Vec::new(),
+        }
+    }
+
+    /// Config, tokenizer, template, memory.
+    #[must_use]
+    pub const fn loaded(&self) -> &LoadedModel {
+        &self.loaded
+    }
+    /// Text to ids and back.
+    #[must_use]
+    pub const fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
+        self.loaded.tokenizer.as_ref()
+    }
+    /// Tokens that can be chosen: those of the model that the tokenizer knows too.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        let model = self.loaded.model.vocab_size();
+        self.loaded.tokenizer.as_ref().map_or(model, |t| t.vocab_size().min(model))
+    }
+    /// Whether a request waits or runs.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || !self.running.is_empty()
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// If a parameter or token is out of range, or the prompt does not fit the context.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
+        let Request { prompt, sampling } = request;
+        let vocab_size = self.vocab_size() as u32;
+        sampling.validate(vocab_size)?;
+        self.check_tokens(&prompt)?;
+        let max_seq_len = self.loaded.model.options().max_seq_len;
+        if prompt.len() >= max_seq_len as usize {
+            return Err(EngineError::ContextLength { prompt: prompt.len(), max_seq_len });
+        }
+        let max_len = prompt.len().saturating_add(sampling.max_tokens as usize).min(max_seq_len as usize);
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let stop = StopWatch::new(&sampling.stop);
+        let blocks = (max_len as u32).div_ceil(self.loaded.model.block_size());
+        self.waiting.push_back(Sequence {
+            id,
+            prompt_len: prompt.len(),
+            sampler: Sampler::new(sampling, &prompt),
+            tokens: prompt,
+            max_len,
+            kv: SequenceKv::default(),
+            blocks,
+            decoder: StreamDecoder::new(StreamOptions { skip_special: true, start_of_text: false }),
+            stop,
+            arrived: Instant::now(),
+            started: None,
+            first_token: None,
+            last_token: None,
+            cancelled: false,
+        });
+        Ok(id)
+    }
+
+    /// Ends a request at the next step. Returns whether it was in flight.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        let mut all = self.waiting.iter_mut().chain(&mut self.running);
+        all.find(|sequence| sequence.id == id).map(|sequence| sequence.cancelled = true).is_some()
+    }
+
+    /// Computes one step. Outputs come in order of arrival of their requests.
+    ///
+    /// # Errors
+    /// If the device fails; every request in flight is ended then, its blocks are given back.
+    pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
+        let mut outputs = Vec::new();
+        self.drop_cancelled(&mut outputs)?;
+        self.admit();
+        let result = self.compute(&mut outputs);
+        if result.is_err() {
+            for mut sequence in std::mem::take(&mut self.running) {
+                self.promised_blocks -= sequence.blocks;
+                self.loaded.model.release(&mut sequence.kv)?;
+            }
+            self.waiting.clear();
+        }
+        result.map(|()| outputs)
+    }
+
+    fn drop_cancelled(&mut self, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
+        let waiting = std::mem::take(&mut self.waiting);
+        let (gone, waiting) = waiting.into_iter().partition::<VecDeque<_>, _>(|s| s.cancelled);
+        self.waiting = waiting;
+        for sequence in gone {
+            outputs.push(ended(&sequence, FinishReason::Cancelled));
+        }
+        while let Some(at) = self.running.iter().position(|s| s.cancelled) {
+            let sequence = self.running.remove(at);
+            outputs.push(ended(&sequence, FinishReason::Cancelled));
+            self.retire(sequence)?;
+        }
+        Ok(())
+    }
+
+    /// Starts waiting requests while their blocks are free. A request never waits behind nothing: what fits the context
+    /// fits an empty cache.
+    fn admit(&mut self) {
+        let options = self.loaded.model.options();
+        let limit = self.loaded.model.memory().kv.limit;
+        while self.running.len() < options.max_sequences as usize {
+            let Some(sequence) = self.waiting.front() else { return };
+            if self.promised_blocks + sequence.blocks > limit {
+                return;
+            }
+            self.promised_blocks += sequence.blocks;
+            self.running.extend(self.waiting.pop_front());
+        }
+    }
+
+    fn compute(&mut self, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
+        let budget = self.loaded.model.options().max_step_tokens as usize;
+        // What each running sequence computes in this step: (index, tokens).
+        let decoding: Vec<(usize, usize)> =
+            (0..self.running.len()).filter(|i| self.running[*i].is_decoding()).map(|i| (i, 1)).collect();
+        let mut left = budget.saturating_sub(if self.loaded.model.phase_matters() { 0 } else { decoding.len() });
+        let mut prefilling = Vec::new();
+        for (i, sequence) in self.running.iter().enumerate().filter(|(_, s)| !s.is_decoding()) {
+            let tokens = sequence.pending().min(left);
+            if tokens == 0 {
+                break;
+            }
+            left -= tokens;
+            prefilling.push((i, tokens));
+        }
+        let mut parts: Vec<(Phase, Vec<(usize, usize)>)> = Vec::new();
+        if self.loaded.model.phase_matters() {
+            parts.push((Phase::Decode, decoding));
+            parts.push((Phase::Prefill, prefilling));
+        } else {
+            let mut all = decoding;
+            all.extend(prefilling);
+            all.sort_unstable();
+            parts.push((Phase::Mixed, all));
+        }
+        let mut finished = Vec::new();
+        for (phase, members) in parts {
+            if !members.is_empty() {
+                self.forward(phase, &members, outputs, &mut finished)?;
+            }
+        }
+        outputs.sort_by_key(|output| output.id);
+        finished.sort_unstable();
+        for at in finished.into_iter().rev() {
+            let sequence = self.running.remove(at);
+            self.retire(sequence)?;
+        }
+        Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        phase: Phase,
+        members: &[(usize, usize)],
+        outputs: &mut Vec<Output>,
+        finished: &mut Vec<usize>,
+    ) -> Result<(), EngineError> {
+        let now = Instant::now();
+        let mut batch = Batch::new(self.loaded.model.block_size());
+        for (i, tokens) in members {
+            let sequence = &mut self.running[*i];
+            sequence.started.get_or_insert(now);
+            self.loaded.model.reserve(&mut sequence.kv, *tokens as u32)?;
+            let start = sequence.kv.len as usize;
+            let rows = if *tokens == sequence.pending() { LogitRows::Last } else { LogitRows::None };
+            batch.push(&sequence.kv, &sequence.tokens[start..start + tokens], rows)?;
+        }
+        self.logits.clear();
+        self.loaded.model.forward(phase, &batch, &mut self.logits)?;
+        let width = self.loaded.model.vocab_size();
+        let vocab_size = self.vocab_size();
+        let mut rows = self.logits.chunks_exact(width.max(1));
+        for (i, tokens) in members {
+            let sequence = &mut self.running[*i];
+            let complete = *tokens == sequence.pending();
+            sequence.kv.len += *tokens as u32;
+            if !complete {
+                continue;
+            }
+            let Some(row) = rows.next() else { continue };
+            let output = advance(sequence, &self.loaded, &row[..vocab_size.min(row.len())]);
+            if output.finish.is_some() {
+                finished.push(*i);
+            }
+            outputs.push(output);
+        }
+        Ok(())
+    }
+
+    fn retire(&mut self, mut sequence: Sequence) -> Result<(), EngineError> {
+        self.promised_blocks -= sequence.blocks;
+        Ok(self.loaded.model.release(&mut sequence.kv)?)
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let vocab_size = self.loaded.model.vocab_size() as u32;
+        match tokens.iter().find(|id| **id >= vocab_size) {
+            Some(id) => Err(EngineError::TokenRange { id: *id, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    /// Logits of every position of a text, row by row, computed exactly as generation computes them: as a prompt, or, if
+    /// `decode`, token by token through the cache. Requests in flight are not touched.
+    ///
+    /// # Errors
+    /// If a token is out of range, the text does not fit the context, or the device fails.
+    pub fn logits(&mut self, tokens: &[u32], decode: bool, sink: &mut dyn FnMut(&[f32])) -> Result<(), EngineError> {
+        self.check_tokens(tokens)?;
+        let max_seq_len = self.loaded.model.options().max_seq_len;
+        if tokens.len() > max_seq_len as usize {
+            return Err(EngineError::ContextLength { prompt: tokens.len(), max_seq_len });
+        }
+        let mut kv = SequenceKv::default();
+        let result = each_chunk(&mut self.loaded.model, &mut kv, tokens, decode, &mut self.logits, sink);
+        self.loaded.model.release(&mut kv)?;
+        Ok(result?)
+    }
+}
+
+fn each_chunk(
+    model: &mut Model,
+    kv: &mut SequenceKv,
+    tokens: &[u32],
+    decode: bool,
+    logits: &mut Vec<f32>,
+    sink: &mut dyn FnMut(&[f32]),
+) -> Result<(), RuntimeError> {
+    let (phase, chunk) =
+        if decode { (Phase::Decode, 1) } else { (Phase::Prefill, model.options().max_step_tokens as usize) };
+    for part in tokens.chunks(chunk.max(1)) {
+        model.reserve(kv, part.len() as u32)?;
+        let mut batch = Batch::new(model.block_size());
+        batch.push(kv, part, LogitRows::All)?;
+        logits.clear();
+        model.forward(phase, &batch, logits)?;
+        kv.len += part.len() as u32;
+        logits.chunks_exact(model.vocab_size().max(1)).for_each(&mut *sink);
+    }
+    Ok(())
+}
+
+/// Chooses the next token of a sequence and says what that means.
+fn advance(sequence: &mut Sequence, loaded: &LoadedModel, row: &[f32]) -> Output {
+    let params = sequence.sampler.params();
+    let is_end = |id: u32| {
+        loaded.config.eos_token_ids.contains(&id)
+            || loaded.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.eos_ids().contains(&id))
+    };
+    let mut forbidden = Vec::new();
+    if !params.ignore_eos && sequence.generated() < params.min_tokens as usize {
+        forbidden.extend(loaded.config.eos_token_ids.iter().copied());
+        forbidden.extend(loaded.tokenizer.iter().flat_map(|tokenizer| tokenizer.eos_ids().iter().copied()));
+    }
+    let sampled = match sequence.sampler.sample(row, &forbidden) {
+        Ok(sampled) => sampled,
+        Err(error) => return ended(sequence, FinishReason::Error(error.to_string())),
+    };
+    let now = Instant::now();
+    sequence.first_token.get_or_insert(now);
+    sequence.last_token = Some(now);
+    sequence.tokens.push(sampled.id);
+    let params = sequence.sampler.params();
+    let mut finish = if !params.ignore_eos && is_end(sampled.id) {
+        Some(FinishReason::EndOfText)
+    } else if params.stop_token_ids.contains(&sampled.id) {
+        Some(FinishReason::StopToken(sampled.id))
+    } else if sequence.tokens.len() >= sequence.max_len {
+        Some(FinishReason::Length)
+    } else {
+        None
+    };
+    let ends_without_text = matches!(finish, Some(FinishReason::EndOfText | FinishReason::StopToken(_)));
+    let piece = match &loaded.tokenizer {
+        Some(tokenizer) if !ends_without_text => sequence.decoder.push(tokenizer, sampled.id),
+        _ => String::new(),
+    };
+    let mut released = sequence.stop.push(&piece);
+    if released.stopped.is_none() && finish.is_some() {
+        let tail = sequence.decoder.finish();
+        let last = sequence.stop.push(&tail);
+        released.text.push_str(&last.text);
+        released.stopped = last.stopped;
+        if released.stopped.is_none() {
+            released.text.push_str(&sequence.stop.finish());
+        }
+    }
+    if let Some(at) = released.stopped {
+        let stop = sequence.sampler.params().stop.get(at).cloned().unwrap_or_default();
+        finish = Some(FinishReason::StopText(stop));
+    }
+    let timings = finish.as_ref().map(|_| sequence.timings());
+    Output {
+        id: sequence.id,
+        token: Some(sampled.id),
+        text: released.text,
+        logprobs: sampled.logprobs,
+        finish,
+        timings,
+    }
+}
+
+/// The last output of a request that ends without a token.
+fn ended(sequence: &Sequence, reason: FinishReason) -> Output {
+    Output {
+        id: sequence.id,
+        token: None,
+        text: String::new(),
+        logprobs: None,
+        finish: Some(reason),
+        timings: Some(sequence.timings()),
+    }
+}

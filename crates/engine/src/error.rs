@@ -1,0 +1,85 @@
+//! Errors of the engine.
+
+use std::path::PathBuf;
+
+use qwen_formats::FormatError;
+use qwen_models::chat_template::TemplateError;
+use qwen_models::family::ModelError;
+use qwen_models::tokenizer::TokenizerError;
+use qwen_runtime::RuntimeError;
+
+/// Why a model can't be loaded or a request can't be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// Files of the checkpoint.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Config or tensors.
+    #[error("{path}: {source}")]
+    Model {
+        /// The model.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<ModelError>,
+    },
+    /// Tokenizer.
+    #[error("{path}: {source}")]
+    Tokenizer {
+        /// The model.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<TokenizerError>,
+    },
+    /// Chat template.
+    #[error("{path}: {source}")]
+    Template {
+        /// The model.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<TemplateError>,
+    },
+    /// Device, memory, ops.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// A sampling parameter.
+    #[error("{name}: expected {expected}, found {found}")]
+    Parameter {
+        /// Which.
+        name: &'static str,
+        /// Range.
+        expected: String,
+        /// Value.
+        found: String,
+    },
+    /// A token that the model does not have.
+    #[error("token {id} does not exist: expected ids below {vocab_size}, the size of the vocabulary")]
+    TokenRange {
+        /// Token.
+        id: u32,
+        /// Vocabulary.
+        vocab_size: u32,
+    },
+    /// A prompt without tokens.
+    #[error("the prompt is empty: expected at least one token; give some text")]
+    EmptyPrompt,
+    /// A prompt that does not fit.
+    #[error(
+        "the prompt has {prompt} tokens, but the context has room for {max_seq_len} tokens in all, one of them for the \
+         answer; shorten the prompt or raise --max-seq-len"
+    )]
+    ContextLength {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Limit.
+        max_seq_len: u32,
+    },
+    /// Logits that no token can be chosen from.
+    #[error("the model gave {value} as a logit (token {token}): the checkpoint or the device is damaged")]
+    NonFinite {
+        /// First such token.
+        token: u32,
+        /// Its logit.
+        value: f32,
+    },
+}
