@@ -127,9 +127,10 @@ impl Executor {
             let plan = match plans.get(&key) {
                 Some(plan) => Arc::clone(plan),
                 None => {
-                    let plan = device
-                        .plan(&described.desc, &options)
-                        .map_err(|source| RuntimeError::Plan { origin: instruction.origin.clone(), source: Box::new(source) })?;
+                    let plan = device.plan(&described.desc, &options).map_err(|source| RuntimeError::Plan {
+                        origin: instruction.origin.clone(),
+                        source: Box::new(source),
+                    })?;
                     let plan = Arc::new(plan);
                     plans.insert(key, Arc::clone(&plan));
                     plan

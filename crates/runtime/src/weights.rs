@@ -141,8 +141,10 @@ impl WeightStore {
         let kept = self.stored.contains_key(&key);
         let raw = self.stored(device, stream, key)?;
         let buffer = device.alloc(&BufferDesc::new(bytes, QHAL_USAGE_WEIGHT, Scope::Persistent, name))?;
-        plan.prepack(stream, input, &raw, &buffer.whole())
-            .map_err(|source| RuntimeError::Launch { origin: format!("packing {}", self.name(key)), source: Box::new(source) })?;
+        plan.prepack(stream, input, &raw, &buffer.whole()).map_err(|source| RuntimeError::Launch {
+            origin: format!("packing {}", self.name(key)),
+            source: Box::new(source),
+        })?;
         stream.wait()?;
         if !kept {
             // Nobody else uses the stored form yet; who does later maps it again.
