@@ -9,6 +9,7 @@ pub mod error;
 pub mod gemm;
 pub mod kv_append;
 pub mod math;
+pub mod mla;
 pub mod norm;
 pub mod rope;
 pub mod route;

@@ -118,6 +118,7 @@ pub fn attention(
     let problem = Problem {
         op: OP,
         q,
+        head_stride: args.head_dim,
         out,
         sequences: *sequences,
         first_row: 0,

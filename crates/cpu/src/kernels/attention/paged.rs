@@ -64,7 +64,7 @@ impl<'a, T: Storage> Paged<'a, T> {
 
     /// Addresses of keys and values of the given places of a tile; the others are left alone.
     #[inline(always)]
-    fn addresses(
+    pub(crate) fn addresses(
         &self,
         start: usize,
         places: Range<usize>,

@@ -20,7 +20,7 @@ use crate::parallel::Parallel;
 /// Alignment within the workspace.
 const ALIGN: usize = 64;
 /// Most heads of a task that share keys and values.
-const MAX_HEADS: usize = 48;
+const MAX_HEADS: usize = 64;
 /// Most bytes of workspace for the states of splits.
 const MAX_STATES: usize = 64 << 20;
 
@@ -40,6 +40,8 @@ pub struct Sequences<'a> {
 pub(crate) struct Problem<'a> {
     pub(crate) op: &'static str,
     pub(crate) q: Matrix<'a, f32>,
+    /// Values from query head to query head.
+    pub(crate) head_stride: usize,
     pub(crate) out: MatrixMut<'a, f32>,
     pub(crate) sequences: Sequences<'a>,
     /// Query rows to do, of those of the step: the matrices hold these alone.
@@ -387,9 +389,9 @@ impl<A: Source> Kernel for Attend<'_, A> {
         let row = plan.row as usize + token;
         let task = Task {
             queries: Queries {
-                ptr: p.q.row_ptr(row).wrapping_add(head * p.dims.key_dim),
+                ptr: p.q.row_ptr(row).wrapping_add(head * p.head_stride),
                 token_stride: p.q.stride,
-                head_stride: p.dims.key_dim,
+                head_stride: p.head_stride,
                 tokens,
                 heads: run.cut.heads.min(p.group - chunk_head),
                 position: plan.position as usize + token,
