@@ -34,6 +34,12 @@ impl Isa {
         [Self::Scalar, Self::Avx2, Self::Avx512].into_iter().filter(|isa| *isa <= Self::detect()).collect()
     }
 
+    /// The set itself, or the highest one that this processor has, if that is lower.
+    #[must_use]
+    pub fn supported(self) -> Self {
+        self.min(Self::detect())
+    }
+
     /// Name as in `QWEN_CPU_ISA`.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -6,18 +6,13 @@
 
 use std::arch::x86_64::*;
 
-use super::activations::{self, Format};
-use super::form::{Form, PANEL};
-use super::wide::{RUNS, WideGroup};
+use qwen_formats::DType;
 
-/// Unpacks whole packed blocks: the scalar code, compiled for AVX2.
-///
-/// # Safety
-/// The processor has AVX2, FMA, F16C.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack(form: Form, packed: &[u8], wide: &mut [WideGroup]) {
-    form.unpack(packed, wide);
-}
+use super::activations::{self, Format};
+use super::form::PANEL;
+use super::sources::entries;
+use super::vector::Vector;
+use super::wide::{RUNS, WideGroup};
 
 /// The scalar code, compiled for AVX2.
 ///
@@ -108,6 +103,150 @@ unsafe fn tile<const SUBS: usize, const TERMS: usize>(
                     at = at.add(sub_words);
                 }
             }
+        }
+    }
+}
+
+/// Eight rows.
+#[derive(Clone, Copy)]
+struct Rows8(__m256i);
+
+entries!(Rows8, "avx2,fma,f16c");
+
+/// A method's body. SAFETY: the trait's callers have the instructions and valid pointers.
+macro_rules! vector {
+    ($($body:tt)*) => {
+        // SAFETY: as said.
+        unsafe { $($body)* }
+    };
+}
+
+impl Vector for Rows8 {
+    type Float = __m256;
+    const ROWS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> Self {
+        vector!(Self(_mm256_loadu_si256(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut u8) {
+        vector!(_mm256_storeu_si256(p.cast(), self.0));
+    }
+    #[inline(always)]
+    unsafe fn splat8(x: u8) -> Self {
+        vector!(Self(_mm256_set1_epi8(x.cast_signed())))
+    }
+    #[inline(always)]
+    unsafe fn splat32(x: i32) -> Self {
+        vector!(Self(_mm256_set1_epi32(x)))
+    }
+    #[inline(always)]
+    unsafe fn and(self, other: Self) -> Self {
+        vector!(Self(_mm256_and_si256(self.0, other.0)))
+    }
+    #[inline(always)]
+    unsafe fn or(self, other: Self) -> Self {
+        vector!(Self(_mm256_or_si256(self.0, other.0)))
+    }
+    #[inline(always)]
+    unsafe fn add8(self, other: Self) -> Self {
+        vector!(Self(_mm256_add_epi8(self.0, other.0)))
+    }
+    #[inline(always)]
+    unsafe fn add32(self, other: Self) -> Self {
+        vector!(Self(_mm256_add_epi32(self.0, other.0)))
+    }
+    #[inline(always)]
+    unsafe fn up16<const N: u32>(self) -> Self {
+        vector!(Self(_mm256_sll_epi16(self.0, _mm_cvtsi32_si128(N as i32))))
+    }
+    #[inline(always)]
+    unsafe fn down16<const N: u32>(self) -> Self {
+        vector!(Self(_mm256_srl_epi16(self.0, _mm_cvtsi32_si128(N as i32))))
+    }
+    #[inline(always)]
+    unsafe fn up32<const N: u32>(self) -> Self {
+        vector!(Self(_mm256_sll_epi32(self.0, _mm_cvtsi32_si128(N as i32))))
+    }
+    #[inline(always)]
+    unsafe fn down32(self, count: usize) -> Self {
+        vector!(Self(_mm256_srl_epi32(self.0, _mm_cvtsi32_si128(count as i32))))
+    }
+    #[inline(always)]
+    unsafe fn lookup(self, table: &[u8; 16]) -> Self {
+        vector!(Self(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), self.0)))
+    }
+    #[inline(always)]
+    unsafe fn bytes(p: *const u8) -> Self {
+        vector!(Self(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn signed_bytes(p: *const u8) -> Self {
+        vector!(Self(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn halves(p: *const u8) -> Self {
+        vector!(Self(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn half(p: *const u8) -> __m256 {
+        vector!(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        vector!(_mm256_set1_ps(x))
+    }
+    #[inline(always)]
+    unsafe fn load_float(p: *const f32) -> __m256 {
+        vector!(_mm256_loadu_ps(p))
+    }
+    #[inline(always)]
+    unsafe fn store_float(x: __m256, p: *mut f32) {
+        vector!(_mm256_storeu_ps(p, x));
+    }
+    #[inline(always)]
+    unsafe fn to_float(self) -> __m256 {
+        vector!(_mm256_cvtepi32_ps(self.0))
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        vector!(_mm256_mul_ps(a, b))
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        vector!(_mm256_sub_ps(a, b))
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+        vector!(_mm256_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    unsafe fn begin<const OFFSET: u8>(offset: *const i32) -> Self {
+        // SAFETY: as said; the stored number is a multiple of 128. Codes with offset 128 are made signed instead.
+        unsafe { Self(_mm256_set1_epi32(if OFFSET == 128 { 0 } else { *offset >> (7 - OFFSET.trailing_zeros()) })) }
+    }
+    #[inline(always)]
+    unsafe fn dot<const OFFSET: u8, const COUNT: usize>(sum: Self, codes: [Self; COUNT], x: *const i32) -> Self {
+        vector! {
+            let ones = _mm256_set1_epi16(1);
+            if OFFSET == 8 {
+                // Codes are below 16: eight pairs add up to at most 8 x 2 x 15 x 127, which fits 16 bits.
+                let mut pairs = _mm256_setzero_si256();
+                for (run, codes) in codes.into_iter().enumerate() {
+                    let products = _mm256_maddubs_epi16(codes.0, _mm256_set1_epi32(*x.add(run)));
+                    pairs = _mm256_add_epi16(pairs, products);
+                }
+                return Self(_mm256_add_epi32(sum.0, _mm256_madd_epi16(pairs, ones)));
+            }
+            let mut sum = sum.0;
+            for (run, codes) in codes.into_iter().enumerate() {
+                let codes = _mm256_xor_si256(codes.0, _mm256_set1_epi8(-128));
+                let x = _mm256_sign_epi8(_mm256_set1_epi32(*x.add(run)), codes);
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), x);
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+            }
+            Self(sum)
         }
     }
 }

@@ -6,15 +6,15 @@
 //!
 //! Register plan of [`tile`], 12 tokens: 12 float accumulators, 8 weight vectors, scale and minimum, the rest for integer sums.
 //! Per token and group 8 dot products, 1 conversion, 1 product, 1 or 2 fused multiply-adds: bound by the two multiply pipes
-//! (10 or 11 of 512 bits per 512 products). [`gemv`], one token: bound by reading weights; the four instructions of a
-//! dependent chain overlap from group to group.
+//! (10 or 11 of 512 bits per 512 products). One token ([`gemv`], straight from the packed form): bound by reading weights.
 
 use std::arch::x86_64::*;
 
 use qwen_formats::DType;
 
 use super::activations::{Format, MAX_CODE, ROUND, SECOND, TINY};
-use super::avx512_forms::{self as forms, Source};
+use super::sources::entries;
+use super::vector::Vector;
 use super::wide::{GROUP, RUNS, WideGroup};
 
 /// The body for each row of a tile. A loop of twelve would not be unrolled, and its accumulators would live in memory.
@@ -134,64 +134,6 @@ pub(super) unsafe fn multiply(
     }
 }
 
-/// Adds a whole panel times one row, straight from the packed form.
-///
-/// # Safety
-/// The processor has AVX-512 F, BW, VL, DQ, VNNI. `panel` is whole packed blocks of the source's type,
-/// `words` a tile of one row over the same inputs.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn gemv<S: Source, const SUBS: usize, const TERMS: usize>(
-    panel: &[u8],
-    words: &[u32],
-    acc: &mut [f32; 16],
-) {
-    let runs = RUNS / SUBS;
-    let blocks = panel.len() / S::BLOCK_BYTES;
-    assert!(words.len() >= blocks * S::GROUPS * SUBS * (runs * TERMS + 3));
-    let mut block = panel.as_ptr();
-    let mut at = words.as_ptr().cast::<i32>();
-    // SAFETY: lengths were checked; instructions by the caller's promise.
-    unsafe {
-        let mut y = _mm512_loadu_ps(acc.as_ptr());
-        for _ in 0..blocks {
-            for group in 0..S::GROUPS {
-                let weights = S::load(block, group);
-                for sub in 0..SUBS {
-                    let half = if S::HALVES == 2 { sub } else { 0 };
-                    let meta = at.add(runs * TERMS);
-                    let mut offset = _mm512_set1_epi32(*meta.add(2));
-                    if S::OFFSET == 8 {
-                        offset = _mm512_srai_epi32::<4>(offset);
-                    }
-                    // Two chains a term: integer sums don't depend on their order.
-                    let mut sums = [_mm512_setzero_si512(); 4];
-                    sums[TERMS - 1] = offset;
-                    for term in 0..TERMS {
-                        for run in 0..runs {
-                            let x = _mm512_set1_epi32(*at.add(term * runs + run));
-                            let chain = term + 2 * (run % 2);
-                            sums[chain] = _mm512_dpbusd_epi32(sums[chain], weights.codes[sub * runs + run], x);
-                        }
-                    }
-                    let mut sum = _mm512_add_epi32(sums[0], sums[2]);
-                    if TERMS == 2 {
-                        let second = _mm512_add_epi32(sums[1], sums[3]);
-                        sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sum), second);
-                    }
-                    let scale = _mm512_mul_ps(weights.scale[half], _mm512_set1_ps(*meta.cast::<f32>()));
-                    y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), y);
-                    if S::HAS_MIN {
-                        y = _mm512_fmadd_ps(weights.min[half], _mm512_set1_ps(*meta.add(1).cast::<f32>()), y);
-                    }
-                    at = at.add(runs * TERMS + 3);
-                }
-            }
-            block = block.add(S::BLOCK_BYTES);
-        }
-        _mm512_storeu_ps(acc.as_mut_ptr(), y);
-    }
-}
-
 /// Rounds one row into its slot of a tile; the vector twin of [`super::activations::round_row`].
 ///
 /// # Safety
@@ -297,21 +239,134 @@ fn tree_sum(x: __m512) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
 }
 
-/// [`gemv`] by type and format.
-///
-/// # Safety
-/// As [`gemv`].
-pub(super) unsafe fn multiply_one(dtype: DType, format: Format, panel: &[u8], words: &[u32], acc: &mut [f32; 16]) {
-    macro_rules! by_format {
-        ($source:ident) => {
-            match (forms::$source::HALVES, format.subs, format.terms) {
-                (1, 1, 1) => gemv::<forms::$source, 1, 1>(panel, words, acc),
-                (1, 1, _) => gemv::<forms::$source, 1, 2>(panel, words, acc),
-                (_, _, 1) => gemv::<forms::$source, 2, 1>(panel, words, acc),
-                _ => gemv::<forms::$source, 2, 2>(panel, words, acc),
-            }
-        };
+/// Sixteen rows.
+#[derive(Clone, Copy)]
+struct Rows16(__m512i);
+
+entries!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+
+/// A method's body. SAFETY: the trait's callers have the instructions and valid pointers.
+macro_rules! vector {
+    ($($body:tt)*) => {
+        // SAFETY: as said.
+        unsafe { $($body)* }
+    };
+}
+
+impl Vector for Rows16 {
+    type Float = __m512;
+    const ROWS: usize = 16;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> Self {
+        vector!(Self(_mm512_loadu_si512(p.cast())))
     }
-    // SAFETY: the caller's promise.
-    unsafe { forms::with_source!(dtype, by_format) }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut u8) {
+        vector!(_mm512_storeu_si512(p.cast(), self.0));
+    }
+    #[inline(always)]
+    unsafe fn splat8(x: u8) -> Self {
+        vector!(Self(_mm512_set1_epi8(x.cast_signed())))
+    }
+    #[inline(always)]
+    unsafe fn splat32(x: i32) -> Self {
+        vector!(Self(_mm512_set1_epi32(x)))
+    }
+    #[inline(always)]
+    unsafe fn and(self, other: Self) -> Self {
+        vector!(Self(_mm512_and_si512(self.0, other.0)))
+    }
+    #[inline(always)]
+    unsafe fn or(self, other: Self) -> Self {
+        vector!(Self(_mm512_or_si512(self.0, other.0)))
+    }
+    #[inline(always)]
+    unsafe fn add8(self, other: Self) -> Self {
+        vector!(Self(_mm512_add_epi8(self.0, other.0)))
+    }
+    #[inline(always)]
+    unsafe fn add32(self, other: Self) -> Self {
+        vector!(Self(_mm512_add_epi32(self.0, other.0)))
+    }
+    #[inline(always)]
+    unsafe fn up16<const N: u32>(self) -> Self {
+        vector!(Self(_mm512_slli_epi16::<N>(self.0)))
+    }
+    #[inline(always)]
+    unsafe fn down16<const N: u32>(self) -> Self {
+        vector!(Self(_mm512_srli_epi16::<N>(self.0)))
+    }
+    #[inline(always)]
+    unsafe fn up32<const N: u32>(self) -> Self {
+        vector!(Self(_mm512_slli_epi32::<N>(self.0)))
+    }
+    #[inline(always)]
+    unsafe fn down32(self, count: usize) -> Self {
+        vector!(Self(_mm512_srl_epi32(self.0, _mm_cvtsi32_si128(count as i32))))
+    }
+    #[inline(always)]
+    unsafe fn lookup(self, table: &[u8; 16]) -> Self {
+        vector!(Self(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), self.0)))
+    }
+    #[inline(always)]
+    unsafe fn bytes(p: *const u8) -> Self {
+        vector!(Self(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn signed_bytes(p: *const u8) -> Self {
+        vector!(Self(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn halves(p: *const u8) -> Self {
+        vector!(Self(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn half(p: *const u8) -> __m512 {
+        vector!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        vector!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    unsafe fn load_float(p: *const f32) -> __m512 {
+        vector!(_mm512_loadu_ps(p))
+    }
+    #[inline(always)]
+    unsafe fn store_float(x: __m512, p: *mut f32) {
+        vector!(_mm512_storeu_ps(p, x));
+    }
+    #[inline(always)]
+    unsafe fn to_float(self) -> __m512 {
+        vector!(_mm512_cvtepi32_ps(self.0))
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        vector!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        vector!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        vector!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    unsafe fn begin<const OFFSET: u8>(offset: *const i32) -> Self {
+        // SAFETY: as said; the stored number is a multiple of 128.
+        unsafe { Self(_mm512_set1_epi32(*offset >> (7 - OFFSET.trailing_zeros()))) }
+    }
+    #[inline(always)]
+    unsafe fn dot<const OFFSET: u8, const COUNT: usize>(sum: Self, codes: [Self; COUNT], x: *const i32) -> Self {
+        // Two chains: integer sums don't depend on their order.
+        vector! {
+            let mut sums = [sum.0, _mm512_setzero_si512()];
+            for (run, codes) in codes.into_iter().enumerate() {
+                sums[run % 2] = _mm512_dpbusd_epi32(sums[run % 2], codes.0, _mm512_set1_epi32(*x.add(run)));
+            }
+            Self(_mm512_add_epi32(sums[0], sums[1]))
+        }
+    }
 }

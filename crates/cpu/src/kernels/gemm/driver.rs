@@ -17,8 +17,8 @@ use crate::kernels::error::{KernelError, same};
 use crate::matrix::{Matrix, MatrixMut};
 use crate::parallel::{Parallel, Serial};
 
-/// Bytes of activations that a block may take, about a third of a second-level cache.
-const BLOCK_BYTES: usize = 384 << 10;
+/// Bytes of activations that a block may take, so that they stay in a second-level cache of 1 MiB.
+const BLOCK_BYTES: usize = 640 << 10;
 /// Most rows of a block.
 const MAX_BLOCK: usize = 16 * MAX_WIDTH;
 /// Products below which waking another thread costs more than it gains.
@@ -64,7 +64,7 @@ impl Scratch {
                 Mode::InPlace(_) => row_bytes = row_bytes.max(4 * k),
             }
         }
-        let block = (BLOCK_BYTES / row_bytes / MAX_WIDTH * MAX_WIDTH).clamp(MAX_WIDTH, MAX_BLOCK);
+        let block = (BLOCK_BYTES / row_bytes / MAX_WIDTH * MAX_WIDTH).clamp(2 * MAX_WIDTH, MAX_BLOCK);
         Self { k, threads: threads.max(1), slots: max_slots(rows, experts), formats, block, wide_groups, values }
     }
 

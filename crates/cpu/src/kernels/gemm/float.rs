@@ -4,7 +4,8 @@
 //! fused multiply-adds; the lanes are then added 8, 4, 2, 1 apart. The pattern is the same for every tile shape.
 //!
 //! Register plan: a tile of 4 weight rows x 6 tokens on AVX-512 (24 accumulators, 4 weight vectors, 1 activation vector), 2 x
-//! 3 pairs on AVX2. One token is bound by reading weights; many tokens by fused multiply-adds (24 for 10 loads).
+//! 3 pairs on AVX2. Many tokens are bound by fused multiply-adds (24 for 10 loads). One token goes row by row and is bound by
+//! reading weights; the chain of dependent multiply-adds overlaps with the next row's.
 
 use qwen_formats::DType;
 
@@ -111,7 +112,10 @@ impl Load for Bf16 {
 impl Panel<'_> {
     #[inline(always)]
     fn rows<S: Simd, L: Load>(self, s: S) {
-        if self.isa == Isa::Avx512 {
+        if self.num_tokens == 1 {
+            // Memory likes one stream of weights much better than several at once.
+            self.tiles::<S, L, 1, 1>(s);
+        } else if self.isa == Isa::Avx512 {
             self.tiles::<S, L, 4, 6>(s);
         } else {
             self.tiles::<S, L, 2, 3>(s);
@@ -131,9 +135,12 @@ impl Panel<'_> {
                 self.tile::<S, L, R, C>(s, weights, first_row, token);
                 token += C;
             }
-            while token < self.num_tokens {
+            while token + 2 <= self.num_tokens {
+                self.tile::<S, L, R, 2>(s, weights, first_row, token);
+                token += 2;
+            }
+            if token < self.num_tokens {
                 self.tile::<S, L, R, 1>(s, weights, first_row, token);
-                token += 1;
             }
         }
     }

@@ -15,6 +15,7 @@
 //! | `activations` | rounding of x to int8 tiles |
 //! | `driver` | sharing work over threads, from panel to output |
 //! | `scalar`, `avx2`, `avx512` | integer products |
+//! | `vector`, `sources` | unpacking and one-row products for any vector register |
 //! | `float` | f32 products |
 //! | `epilogue` | bias, GLU, residual |
 
@@ -23,8 +24,6 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod avx512_forms;
 mod driver;
 mod epilogue;
 mod experts;
@@ -34,6 +33,10 @@ mod layout;
 mod panel;
 mod scalar;
 mod shares;
+#[cfg(target_arch = "x86_64")]
+mod sources;
+#[cfg(target_arch = "x86_64")]
+mod vector;
 mod wide;
 mod workspace;
 
@@ -164,7 +167,7 @@ pub fn gemm(
         found: x.rows,
     })?;
     let groups = Groups { offsets: &[0, rows], rows: None };
-    driver::Problem { isa, x, groups, segments, out, epilogue }.run(parallel, workspace)
+    driver::Problem { isa: isa.supported(), x, groups, segments, out, epilogue }.run(parallel, workspace)
 }
 
 /// Multiplies the rows of each expert with its weights; weights of experts without rows are not touched.
@@ -185,7 +188,7 @@ pub fn grouped_gemm(
     workspace: &mut [u8],
 ) -> Result<(), KernelError> {
     let groups = Groups { offsets, rows };
-    driver::Problem { isa, x, groups, segments, out, epilogue }.run(parallel, workspace)
+    driver::Problem { isa: isa.supported(), x, groups, segments, out, epilogue }.run(parallel, workspace)
 }
 
 #[cfg(test)]

@@ -152,12 +152,18 @@ impl Job<'_> {
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
         let panel = self.panel_bytes();
         #[cfg(target_arch = "x86_64")]
-        if self.isa == Isa::Avx512
+        if self.isa != Isa::Scalar
             && self.block.rows == 1
             && let Some(acc) = acc.first_chunk_mut()
         {
             // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
-            unsafe { super::avx512::multiply_one(form.dtype, format, panel, self.words, acc) };
+            unsafe {
+                if self.isa == Isa::Avx512 {
+                    super::avx512::gemv(form.dtype, format, panel, self.words, acc);
+                } else {
+                    super::avx2::gemv(form.dtype, format, panel, self.words, acc);
+                }
+            }
             return;
         }
         let k = self.segment.layout.k();
@@ -185,11 +191,11 @@ fn unpack(isa: Isa, form: Form, packed: &[u8], wide: &mut [WideGroup]) {
     {
         if isa == Isa::Avx512 {
             // SAFETY: the instructions were detected.
-            return unsafe { super::avx512_forms::unpack_any(form.dtype, packed, wide) };
+            return unsafe { super::avx512::unpack(form.dtype, packed, wide) };
         }
         if isa == Isa::Avx2 {
             // SAFETY: the instructions were detected.
-            return unsafe { super::avx2::unpack(form, packed, wide) };
+            return unsafe { super::avx2::unpack(form.dtype, packed, wide) };
         }
     }
     let _ = isa;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Most ranges; further threads start in the range of another.
-const MAX_SHARES: usize = 64;
+const MAX_SHARES: usize = 16;
 
 /// A counter on its own cache line.
 #[repr(align(64))]
