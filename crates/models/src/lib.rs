@@ -4,4 +4,5 @@
 
 pub mod chat_template;
 pub mod family;
+pub mod hub;
 pub mod tokenizer;
