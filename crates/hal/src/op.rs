@@ -42,6 +42,11 @@ impl From<i64> for Dim {
         Self::Fixed(n)
     }
 }
+impl From<i32> for Dim {
+    fn from(n: i32) -> Self {
+        Self::Fixed(n.into())
+    }
+}
 impl From<usize> for Dim {
     fn from(n: usize) -> Self {
         // Out of range for an i64 is out of range for the check that follows.
