@@ -261,6 +261,7 @@ pub(super) unsafe extern "C" fn caps(
                 | QHAL_CAPS_COMPUTE_UNITS
                 | QHAL_CAPS_VECTOR_WIDTH
                 | QHAL_CAPS_CACHE_BYTES;
+            out.kind = QHAL_KIND_CPU;
             out.estimated_fields = 0;
             out.memory_total = machine.memory_total;
             out.max_allocation = machine.memory_total;

@@ -11,6 +11,7 @@ use crate::api::Failure;
 use crate::kernels::attention::{self, AttentionArgs, Sequences, StepLimits};
 use crate::kernels::cache::{CacheView, CacheViewMut};
 use crate::kernels::kv_append::{self, KvAppendArgs};
+use crate::kernels::mla::{self, KvB, MlaArgs, MlaForm};
 
 /// Types of a cache.
 const CACHE: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -166,6 +167,76 @@ impl Attention {
         let (q, out) = (launch.mat(&self.q)?, launch.mat_mut(&self.out)?);
         let (isa, parallel, workspace) = (launch.isa, launch.parallel, launch.workspace(self.workspace)?);
         Ok(attention::attention(isa, parallel, &self.args, q, cache, &sequences, out, workspace)?)
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct MlaAttention {
+    q: Mat,
+    kv_b: Mat,
+    cache: Mat,
+    paging: Paging,
+    args: MlaArgs,
+    out: Mat,
+    workspace: usize,
+}
+
+impl MlaAttention {
+    pub(super) fn parse(desc: &Desc<'_>, threads: usize) -> Result<Self, Failure> {
+        desc.operands(6, 1)?;
+        let args = MlaArgs {
+            num_heads: desc.size(ops::QHAL_ATTR_NUM_HEADS, "NUM_HEADS", MAX_SIZE)?,
+            nope_dim: desc.size(ops::QHAL_ATTR_NOPE_DIM, "NOPE_DIM", MAX_SIZE)?,
+            rope_dim: desc.size(ops::QHAL_ATTR_ROPE_DIM, "ROPE_DIM", MAX_SIZE)?,
+            value_dim: desc.size(ops::QHAL_ATTR_VALUE_DIM, "VALUE_DIM", MAX_SIZE)?,
+            latent_dim: desc.size(ops::QHAL_ATTR_LATENT_DIM, "LATENT_DIM", MAX_SIZE)?,
+            block_size: desc.size(ops::QHAL_ATTR_BLOCK_SIZE, "BLOCK_SIZE", MAX_SIZE)?,
+            scale: desc.real_or(ops::QHAL_ATTR_SCALE, "SCALE", None)?,
+            window: parse_window(desc)?,
+            form: match desc.int_or(ops::QHAL_ATTR_FORM, "FORM", ops::QHAL_MLA_EXPANDED)? {
+                ops::QHAL_MLA_EXPANDED => MlaForm::Expanded,
+                ops::QHAL_MLA_ABSORBED => MlaForm::Absorbed,
+                other => return Err(desc.refuse(format!("FORM {other}"))),
+            },
+        };
+        let (q, kv_b, out) = (desc.f32(In(0))?, desc.mat_fixed(In(1), &CACHE)?, desc.f32(Out(0))?);
+        let heads = args.num_heads;
+        desc.expect("columns of q", q.fixed_cols(), heads * (args.nope_dim + args.rope_dim))?;
+        desc.expect("output columns", out.fixed_cols(), heads * args.value_dim)?;
+        desc.same("rows", q.rows, out.rows)?;
+        desc.expect("columns of kv_b", kv_b.fixed_cols(), args.latent_dim)?;
+        let rows = heads * (args.nope_dim + args.value_dim);
+        if kv_b.rows.as_fixed() != Some(rows) || kv_b.stride != args.latent_dim || desc.scale_block(In(1))?.is_some() {
+            return Err(desc.refuse(format!("kv_b is not {rows} dense rows without separate scales")));
+        }
+        let cache = parse_cache(desc, In(2), args.block_size, args.latent_dim + args.rope_dim)?;
+        let paging = Paging::parse(desc, 3)?;
+        let workspace = mla::mla_workspace_bytes(&args, &paging.limits(threads, q.rows.max, args.block_size));
+        Ok(Self { q, kv_b, cache, paging, args, out, workspace })
+    }
+    pub(super) fn facts(&self) -> Facts {
+        let args = &self.args;
+        let context = self.paging.block_table.cols.expected as f64 * args.block_size as f64;
+        let width = match args.form {
+            MlaForm::Expanded => args.nope_dim + args.rope_dim + args.value_dim,
+            MlaForm::Absorbed => 2 * args.latent_dim + args.rope_dim,
+        };
+        let flops = 2.0 * self.q.rows.expected as f64 * context * (args.num_heads * width) as f64;
+        let values = self.paging.context_len.len.expected as f64 * context * (args.latent_dim + args.rope_dim) as f64;
+        let read =
+            self.q.expected_bytes() + self.kv_b.expected_bytes() + values * self.cache.dtype.block_bytes() as f64;
+        let form = if args.form == MlaForm::Expanded { "expanded" } else { "absorbed" };
+        let mut facts = Facts::new(format!("mla_attention.{form}.{}", self.cache.dtype));
+        facts.workspace_bytes = self.workspace;
+        facts.traffic(flops, read, self.out.expected_bytes())
+    }
+    pub(super) fn launch(&self, launch: &Launch<'_>) -> Result<(), Failure> {
+        let bytes = self.kv_b.rows.max * self.kv_b.stride * self.kv_b.dtype.block_bytes();
+        let kv_b = KvB { dtype: self.kv_b.dtype, bytes: launch.slice(self.kv_b.place, bytes)? };
+        let (cache, sequences) = (cache_ref(launch, &self.cache)?, self.paging.bind(launch)?);
+        let (q, out) = (launch.mat(&self.q)?, launch.mat_mut(&self.out)?);
+        let (isa, parallel, workspace) = (launch.isa, launch.parallel, launch.workspace(self.workspace)?);
+        Ok(mla::mla_attention(isa, parallel, &self.args, q, kv_b, cache, &sequences, out, workspace)?)
     }
 }
 
