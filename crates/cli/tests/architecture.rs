@@ -1,5 +1,7 @@
 //! Dependencies between the project's own crates point one way, as ARCHITECTURE.md draws them.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
