@@ -77,7 +77,7 @@ pub(super) fn round_tile(isa: Isa, format: Format, rows: &[&[f32]], width: usize
         {
             if isa == Isa::Avx512 {
                 // SAFETY: the instruction set was detected.
-                unsafe { super::avx512::round_row(format, row, slot, width, tile) };
+                unsafe { super::avx512_round::round_row(format, row, slot, width, tile) };
                 continue;
             }
             if isa == Isa::Avx2 {
@@ -178,22 +178,18 @@ fn store_group(
     }
 }
 
-/// The sum of 16 or 32 values: values 16 apart first, then 8, 4, 2, 1.
+/// The sum of 16 or 32 values: for each 16 those 8 apart, then 4, 2, 1.
 #[inline(always)]
 fn tree_sum(values: &[f32]) -> f32 {
-    let mut lanes = [0.0; 16];
-    let (chunks, _) = values.as_chunks::<16>();
-    for (i, lane) in lanes.iter_mut().enumerate() {
-        *lane = match chunks {
-            [low, high] => low[i] + high[i],
-            [low] => low[i],
-            _ => 0.0,
-        };
-    }
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            lanes[i] += lanes[i + half];
+    let mut sums = values.as_chunks::<16>().0.iter().map(|chunk| {
+        let mut lanes = *chunk;
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                lanes[i] += lanes[i + half];
+            }
         }
-    }
-    lanes[0]
+        lanes[0]
+    });
+    let first = sums.next().unwrap_or(0.0);
+    sums.next().map_or(first, |second| first + second)
 }

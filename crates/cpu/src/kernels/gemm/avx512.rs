@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: integer products, rounding of activations.
+//! AVX-512 with VNNI: integer products.
 //!
 //! `vpdpbusd` multiplies 4 inputs of 16 rows: the weight codes, unsigned, are the first operand; four int8 activations, broadcast
 //! from memory, the second. Codes are stored with an offset; the accumulator starts at minus the offset times the sum of
@@ -12,10 +12,10 @@ use std::arch::x86_64::*;
 
 use qwen_formats::DType;
 
-use super::activations::{Format, MAX_CODE, ROUND, SECOND, TINY};
+use super::activations::Format;
 use super::sources::entries;
 use super::vector::Vector;
-use super::wide::{GROUP, RUNS, WideGroup};
+use super::wide::{RUNS, WideGroup};
 
 /// The body for each row of a tile. A loop of twelve would not be unrolled, and its accumulators would live in memory.
 macro_rules! unroll {
@@ -132,111 +132,6 @@ pub(super) unsafe fn multiply(
             _ => by_min!(2, 2, 2),
         }
     }
-}
-
-/// Rounds one row into its slot of a tile; the vector twin of [`super::activations::round_row`].
-///
-/// # Safety
-/// The processor has AVX-512 F, BW, VL, DQ.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn round_row(format: Format, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
-    let runs = RUNS / format.subs;
-    let sub_words = width * (runs * format.terms + 3);
-    let absolute = _mm512_set1_epi32(0x7fff_ffff);
-    for (values, words) in row.as_chunks::<GROUP>().0.iter().zip(tile.chunks_exact_mut(format.subs * sub_words)) {
-        // SAFETY: 32 values.
-        let x = unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))] };
-        let magnitudes = [
-            _mm512_and_si512(_mm512_castps_si512(x[0]), absolute),
-            _mm512_and_si512(_mm512_castps_si512(x[1]), absolute),
-        ];
-        let units = if format.group == GROUP {
-            let unit = Unit::of(largest(_mm512_max_epi32(magnitudes[0], magnitudes[1])));
-            [unit, unit]
-        } else {
-            [Unit::of(largest(magnitudes[0])), Unit::of(largest(magnitudes[1]))]
-        };
-        let mut codes = [[_mm_setzero_si128(); 2]; 2];
-        let mut sums = [[_mm512_setzero_si512(); 2]; 2];
-        for half in 0..2 {
-            let exact = _mm512_mul_ps(x[half], _mm512_set1_ps(units[half].inverse));
-            // Infinities times zero are NaN: masked, so that codes are zero.
-            let first = _mm512_maskz_cvtps_epi32(units[half].used, exact);
-            codes[0][half] = _mm512_cvtsepi32_epi8(first);
-            sums[0][half] = first;
-            if format.terms == 2 {
-                let round = _mm512_set1_ps(ROUND);
-                let rounded = _mm512_sub_ps(_mm512_add_ps(exact, round), round);
-                let rest = _mm512_mul_ps(_mm512_sub_ps(exact, rounded), _mm512_set1_ps(SECOND));
-                let limit = _mm512_set1_epi32(MAX_CODE as i32);
-                let second = _mm512_maskz_cvtps_epi32(units[half].used, rest);
-                let second = _mm512_max_epi32(_mm512_min_epi32(second, limit), _mm512_set1_epi32(-(MAX_CODE as i32)));
-                codes[1][half] = _mm512_cvtsepi32_epi8(second);
-                sums[1][half] = second;
-            }
-        }
-        for (sub, words) in words.chunks_exact_mut(sub_words).enumerate() {
-            let mut offset = 0;
-            for term in 0..format.terms {
-                let to = words[(slot * format.terms + term) * runs..][..runs].as_mut_ptr();
-                // SAFETY: 4 or 8 words.
-                unsafe {
-                    if format.subs == 1 {
-                        _mm256_storeu_si256(to.cast(), _mm256_set_m128i(codes[term][1], codes[term][0]));
-                    } else {
-                        _mm_storeu_si128(to.cast(), codes[term][sub]);
-                    }
-                }
-                let sum =
-                    if format.subs == 1 { _mm512_add_epi32(sums[term][0], sums[term][1]) } else { sums[term][sub] };
-                offset = 256 * offset - 128 * _mm512_reduce_add_epi32(sum);
-            }
-            let sum = if format.subs == 1 { _mm512_add_ps(x[0], x[1]) } else { x[sub] };
-            let meta = &mut words[width * runs * format.terms..];
-            meta[slot] = if format.terms == 2 { units[sub].scale / SECOND } else { units[sub].scale }.to_bits();
-            meta[width + slot] = tree_sum(sum).to_bits();
-            meta[2 * width + slot] = offset.cast_unsigned();
-        }
-    }
-}
-
-/// What a group's values are divided by.
-#[derive(Clone, Copy)]
-struct Unit {
-    scale: f32,
-    inverse: f32,
-    /// All lanes, or none where codes are zero.
-    used: __mmask16,
-}
-
-impl Unit {
-    #[inline]
-    fn of(largest: i32) -> Self {
-        let magnitude = f32::from_bits(largest.cast_unsigned());
-        if largest.cast_unsigned() >= f32::INFINITY.to_bits() {
-            Self { scale: f32::NAN, inverse: 0.0, used: 0 }
-        } else if magnitude < TINY {
-            Self { scale: 0.0, inverse: 0.0, used: 0 }
-        } else {
-            Self { scale: magnitude / MAX_CODE, inverse: MAX_CODE / magnitude, used: 0xffff }
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
-fn largest(x: __m512i) -> i32 {
-    _mm512_reduce_max_epi32(x)
-}
-
-/// Lanes 8 apart, then 4, 2, 1.
-#[inline]
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
-fn tree_sum(x: __m512) -> f32 {
-    let x = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
-    let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-    let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-    _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
 }
 
 /// Sixteen rows.

@@ -24,6 +24,8 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_round;
 mod driver;
 mod epilogue;
 mod experts;

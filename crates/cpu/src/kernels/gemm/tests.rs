@@ -1,5 +1,7 @@
 //! Against f64 oracles; every instruction set, batch and thread count with the same bits.
 
+use proptest::prelude::*;
+use proptest::sample::select;
 use qwen_formats::{DType, blocks};
 
 use super::form::{Form, PANEL};
@@ -219,6 +221,30 @@ fn a_row_does_not_depend_on_the_batch_or_on_threads() {
                 assert!(bits(&alone) == bits(y), "{dtype} {compute:?} {rows} rows");
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Any type, mode, size, batch, instruction set and number of threads gives what the scalar code gives for a row alone.
+    #[test]
+    fn a_row_is_a_row(
+        dtype in select([QUANTISED.as_slice(), FLOATS.as_slice()].concat()),
+        compute in select(MODES.as_slice()),
+        isa in select(Isa::available()),
+        (n, k, rows) in (1usize..70, 1usize..5, 1usize..71),
+        threads in 1usize..6,
+        seed: u64,
+    ) {
+        let mut random = Random::new(seed);
+        let k = if dtype.is_block_quantised() { k * dtype.block_len() } else { k * 37 };
+        let w = weight(&mut random, dtype, n, k, None);
+        let x = random.values(rows * k, 1.0);
+        let all = run_on(isa, &Threads(threads), &x, &[w.segment(compute)], Epilogue::None);
+        let row = random.range(0, rows);
+        let alone = run_on(Isa::Scalar, &Serial, &x[row * k..][..k], &[w.segment(compute)], Epilogue::None);
+        prop_assert_eq!(bits(&all[row * n..][..n]), bits(&alone));
     }
 }
 
