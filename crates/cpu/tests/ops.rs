@@ -405,3 +405,64 @@ fn results_do_not_depend_on_company() {
         }
     }
 }
+
+/// One sequence of 2 query tokens with 5 cached ones; both forms against the definition.
+#[test]
+fn latent_attention_in_both_forms() {
+    let (heads, nope, rope, value, latent, block) = (2_usize, 8_usize, 4_usize, 8_usize, 16_usize, 4_usize);
+    let mut random = Random(13);
+    let (c, k_rope) = (random.f32s(5 * latent), random.f32s(5 * rope));
+    let (kv_b, q) = (random.f32s(heads * (nope + value) * latent), random.f32s(2 * heads * (nope + rope)));
+    let slots = [8_i32, 9, 10, 11, 4];
+    let append = OpDesc::new(ops::QHAL_OP_KV_APPEND)
+        .attr_int(ops::QHAL_ATTR_NUM_KV_HEADS, 1)
+        .attr_int(ops::QHAL_ATTR_HEAD_DIM, 16)
+        .attr_int(ops::QHAL_ATTR_VALUE_DIM, 4)
+        .attr_int(ops::QHAL_ATTR_BLOCK_SIZE, 4)
+        .attr_int(ops::QHAL_ATTR_JOINED, 1)
+        .input(f32s(&[T, n(16)]))
+        .input(f32s(&[T, n(4)]))
+        .input(i32s(&[T]))
+        .output(f32s(&[n(3), n(80)]));
+    let cache = run(&append, &[some(&c), some(&k_rope), some(&slots)], &[5]).remove(0);
+    let row = |h: usize, i: usize| wide(&kv_b[(h * (nope + value) + i) * latent..][..latent]);
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let mut expected = Vec::new();
+    for (token, position) in [3, 4].into_iter().enumerate() {
+        for h in 0..heads {
+            let q = wide(&q[(token * heads + h) * (nope + rope)..][..nope + rope]);
+            let latent_of = |p: usize| wide(&c[p * latent..][..latent]);
+            let weight = |p: usize| {
+                let key = (0..nope).map(|i| dot(&row(h, i), &latent_of(p)));
+                let key: Vec<f64> = key.chain(wide(&k_rope[p * rope..][..rope])).collect();
+                (dot(&q, &key) * 0.5).exp()
+            };
+            let sum: f64 = (0..=position).map(weight).sum();
+            for i in 0..value {
+                expected.push((0..=position).map(|p| weight(p) / sum * dot(&row(h, nope + i), &latent_of(p))).sum());
+            }
+        }
+    }
+    for form in [ops::QHAL_MLA_EXPANDED, ops::QHAL_MLA_ABSORBED] {
+        let (sequences, columns) = (Dim::symbol(1, 1, 4), Dim::symbol(2, 1, 8));
+        let op = OpDesc::new(ops::QHAL_OP_MLA_ATTENTION)
+            .attr_int(ops::QHAL_ATTR_NUM_HEADS, 2)
+            .attr_int(ops::QHAL_ATTR_NOPE_DIM, 8)
+            .attr_int(ops::QHAL_ATTR_ROPE_DIM, 4)
+            .attr_int(ops::QHAL_ATTR_VALUE_DIM, 8)
+            .attr_int(ops::QHAL_ATTR_LATENT_DIM, 16)
+            .attr_int(ops::QHAL_ATTR_BLOCK_SIZE, block as i64)
+            .attr_int(ops::QHAL_ATTR_FORM, form)
+            .attr_real(ops::QHAL_ATTR_SCALE, 0.5)
+            .input(f32s(&[T, n(24)]))
+            .input(f32s(&[n(32), n(16)]))
+            .input(f32s(&[n(3), n(80)]))
+            .input(i32s(&[sequences]))
+            .input(i32s(&[sequences]))
+            .input(i32s(&[sequences, columns]))
+            .output(f32s(&[T, n(16)]));
+        let inputs = [some(&q), some(&kv_b), Some(cache.clone()), some(&[0_i32, 2]), some(&[5_i32]), some(&[2_i32, 1])];
+        let out = run(&op, &inputs, &[2, 1, 2]);
+        close(&floats(&out[0], 2 * heads * value), &expected, 1e-4, "latent attention");
+    }
+}

@@ -1,5 +1,10 @@
 //! A device opened as the runtime opens it, and ops run with guard bytes around what they write.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part; helpers are part of tests")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "each test file uses its part; helpers are part of tests"
+)]
 
 use std::sync::{Arc, OnceLock};
 

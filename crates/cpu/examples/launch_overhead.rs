@@ -1,0 +1,70 @@
+//! What a launch costs beside its kernel, and what fork and join cost: `cargo run --release -p qwen-cpu --example
+//! launch_overhead`. Prints medians of several rounds; compare only figures of one run.
+#![expect(clippy::print_stdout, reason = "prints its result")]
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Instant;
+
+use qwen_hal::abi::{QHAL_USAGE_ACTIVATION, ops};
+use qwen_hal::{
+    BufferDesc, ComputePool, Device, Dim, Host, LaunchArgs, OpDesc, PlanOptions, Plugin, Pool, Scope, Stream,
+    TensorDesc,
+};
+
+const ROUNDS: usize = 15;
+
+/// Median nanoseconds per call.
+fn median(calls: usize, mut body: impl FnMut()) -> f64 {
+    let mut rounds: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            let start = Instant::now();
+            (0..calls).for_each(|_| body());
+            start.elapsed().as_nanos() as f64 / calls as f64
+        })
+        .collect();
+    rounds.sort_by(f64::total_cmp);
+    rounds[ROUNDS / 2]
+}
+
+fn launch(device: &Device, stream: &Stream, op: &OpDesc, what: &str) -> Result<(), Box<dyn Error>> {
+    let plan = device.plan(op, &PlanOptions::default())?;
+    let mut args = LaunchArgs::new(&plan);
+    let alloc = |bytes: u64| device.alloc(&BufferDesc::new(bytes, QHAL_USAGE_ACTIVATION, Scope::Temporary, what));
+    for i in 0..plan.num_inputs() {
+        args.set_input(i, &alloc(plan.input_bytes(i))?.whole());
+    }
+    args.set_output(0, &alloc(plan.output_bytes(0))?.whole());
+    let mut failed = None;
+    let ns = median(20_000, || failed = plan.launch(stream, &args).err().or(failed.take()));
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    println!("{what:<44} {ns:>8.0} ns");
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let threads = std::env::args().nth(1).and_then(|text| text.parse().ok());
+    let pool = Arc::new(Pool::new(threads));
+    println!("{} threads", pool.threads());
+    let device = Plugin::linked(&qwen_cpu::PLUGIN, &Host::new(Arc::clone(&pool) as _))?.open(0, &[])?;
+    let stream = device.stream("overhead")?;
+    let tiny = |columns: usize| TensorDesc::f32(&[Dim::symbol(0, 1, 1), columns.into()]);
+    let copy = OpDesc::new(ops::QHAL_OP_COPY).input(tiny(1)).output(tiny(1));
+    launch(&device, &stream, &copy, "copy of 4 bytes, through the HAL")?;
+    let add = OpDesc::new(ops::QHAL_OP_BINARY)
+        .attr_int(ops::QHAL_ATTR_FUNCTION, ops::QHAL_BINARY_ADD)
+        .input(tiny(16))
+        .input(tiny(16))
+        .output(tiny(16));
+    launch(&device, &stream, &add, "sum of 16 values, through the HAL")?;
+    let tasks = pool.threads();
+    println!(
+        "{:<44} {:>8.0} ns",
+        "fork and join of one empty task a thread",
+        median(20_000, || pool.run(tasks, &|_| {}))
+    );
+    println!("{:<44} {:>8.0} ns", "fork and join of 64 empty tasks", median(5_000, || pool.run(64, &|_| {})));
+    Ok(())
+}
