@@ -9,7 +9,7 @@ use crate::matrix::MatrixMut;
 
 /// Up to sixteen columns of some rows of the output.
 pub(super) struct Store<'a> {
-    /// [row][16], and of the second segment of a gated unit.
+    /// Rows of sixteen, and those of the second segment of a gated unit.
     pub(super) acc: [&'a [f32]; 2],
     /// Biases of the panel's columns.
     pub(super) bias: [Option<&'a [f32]>; 2],

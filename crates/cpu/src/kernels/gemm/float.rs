@@ -51,7 +51,7 @@ pub(super) struct Panel<'a> {
     /// Rows of activations of `k` values.
     pub(super) tokens: &'a dyn Fn(usize) -> *const f32,
     pub(super) num_tokens: usize,
-    /// [token][16].
+    /// Sixteen for each token.
     pub(super) acc: &'a mut [f32],
 }
 

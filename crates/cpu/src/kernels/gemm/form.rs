@@ -177,7 +177,7 @@ impl Form {
         }
     }
 
-    /// The values of a panel, [row][inputs], as the file's decoder gives them.
+    /// The values of a panel, row by row, as the file's decoder gives them.
     pub(super) fn values(&self, panel: &[u8], values: &mut [f32]) {
         let k = values.len() / PANEL;
         let mut wide = WideGroup::ZERO;

@@ -46,7 +46,7 @@ impl Mode {
 
 /// A thread's scratch.
 pub(super) struct Worker<'a> {
-    /// Accumulators [row][16] of one or two panels.
+    /// Accumulators of one or two panels, sixteen for each row.
     pub(super) acc: [&'a mut [f32]; 2],
     /// [`CHUNK`] groups, if any weight is quantised.
     pub(super) wide: &'a mut [WideGroup],

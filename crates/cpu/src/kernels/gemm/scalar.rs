@@ -8,7 +8,7 @@ use super::activations::Format;
 use super::form::PANEL;
 use super::wide::{RUNS, WideGroup};
 
-/// Adds the products of `wide` groups and a tile's words (from the same group on) to `acc` [width][16].
+/// Adds the products of `wide` groups and a tile's words (from the same group on) to `acc`, sixteen a row.
 pub(super) fn tile(
     format: Format,
     halves: usize,

@@ -81,12 +81,12 @@ pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: 
     // SAFETY: lengths were checked; instructions by the caller's promise.
     unsafe {
         let mut y = [V::splat(0.0); 4];
-        for part in 0..PANEL / V::ROWS {
-            y[part] = V::load_float(acc.as_ptr().add(part * V::ROWS));
+        for (part, y) in y.iter_mut().enumerate().take(PANEL / V::ROWS) {
+            *y = V::load_float(acc.as_ptr().add(part * V::ROWS));
         }
         for _ in 0..blocks {
             for group in 0..S::GROUPS {
-                for part in 0..PANEL / V::ROWS {
+                for (part, y) in y.iter_mut().enumerate().take(PANEL / V::ROWS) {
                     let weights = S::load::<V>(block, group, part);
                     let mut at = at;
                     for sub in 0..SUBS {
@@ -105,9 +105,9 @@ pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: 
                             sum = if term == 0 { products } else { sum.up32::<8>().add32(products) };
                         }
                         let scale = V::mul(weights.scale[half], V::splat(*meta.cast::<f32>()));
-                        y[part] = V::fma(scale, sum.to_float(), y[part]);
+                        *y = V::fma(scale, sum.to_float(), *y);
                         if S::HAS_MIN {
-                            y[part] = V::fma(weights.min[half], V::splat(*meta.add(1).cast::<f32>()), y[part]);
+                            *y = V::fma(weights.min[half], V::splat(*meta.add(1).cast::<f32>()), *y);
                         }
                         at = at.add(runs * TERMS + 3);
                     }
@@ -116,8 +116,8 @@ pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: 
             }
             block = block.add(S::BLOCK_BYTES);
         }
-        for part in 0..PANEL / V::ROWS {
-            V::store_float(y[part], acc.as_mut_ptr().add(part * V::ROWS));
+        for (part, y) in y.into_iter().enumerate().take(PANEL / V::ROWS) {
+            V::store_float(y, acc.as_mut_ptr().add(part * V::ROWS));
         }
     }
 }

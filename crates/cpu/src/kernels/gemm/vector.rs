@@ -4,7 +4,6 @@
 use super::wide::RUNS;
 
 /// A register of [`ROWS`](Self::ROWS) 32-bit lanes, one per output row.
-#[expect(clippy::missing_safety_doc, reason = "one condition for all, stated above")]
 pub(super) trait Vector: Copy {
     /// As many f32 lanes.
     type Float: Copy;

@@ -14,7 +14,7 @@ pub(super) const RUNS: usize = GROUP / 4;
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct WideGroup {
-    /// [run][row][input].
+    /// By run, row, input.
     pub(super) codes: [[[u8; 4]; PANEL]; RUNS],
     pub(super) scale: [[f32; PANEL]; 2],
     pub(super) min: [[f32; PANEL]; 2],
