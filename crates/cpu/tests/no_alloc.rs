@@ -1,5 +1,7 @@
 //! A launch allocates nothing: neither the host's side, nor the backend, nor the pool.
 
+#![expect(clippy::unwrap_used, reason = "helpers are part of the test")]
+
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

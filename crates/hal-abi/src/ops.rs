@@ -64,70 +64,70 @@ pub const QHAL_COMPUTE_I8X2_G32: u32 = 4;
 /// Activations rounded to bfloat16, f32 accumulation.
 pub const QHAL_COMPUTE_BF16: u32 = 5;
 
-/// Copy rows of a table. In: ids [T] i32, table [V, H] any dtype. Out: [T, H] f32. An id outside 0..V gives a row of zeros.
+/// Copy rows of a table. In: ids `[T]` i32, table `[V, H]` any dtype. Out: `[T, H]` f32. An id outside 0..V gives a row of zeros.
 pub const QHAL_OP_EMBED: u32 = 1;
-/// Select rows. In: x [T, H] f32, rows [R] i32. Out: [R, H]. An index outside 0..T gives a row of zeros.
+/// Select rows. In: x `[T, H]` f32, rows `[R]` i32. Out: `[R, H]`. An index outside 0..T gives a row of zeros.
 pub const QHAL_OP_GATHER_ROWS: u32 = 2;
 /// y = x W^T + b for several weights that share x.
-/// In: x [T, K] f32; then for each of SEGMENTS: W_i [N_i, K] any dtype, and, if its quant scheme is BLOCK_SCALE, its scales;
-/// then, if HAS_BIAS, b_i [N_i] f32 or absent for each segment; then the operands of epilogues.
-/// Out: [T, N_0 + N_1 + ...] f32. With the GLU epilogue SEGMENTS is 2, N_0 = N_1 and out is [T, N_0] = act(y_0) * y_1.
-/// With the ADD epilogue the operand [T, N] is added last; it may be the output's own memory.
+/// In: x `[T, K]` f32; then for each of SEGMENTS: W_i `[N_i, K]` any dtype, and, if its quant scheme is BLOCK_SCALE, its scales;
+/// then, if HAS_BIAS, b_i `[N_i]` f32 or absent for each segment; then the operands of epilogues.
+/// Out: `[T, N_0 + N_1 + ...]` f32. With the GLU epilogue SEGMENTS is 2, N_0 = N_1 and out is `[T, N_0]` = act(y_0) * y_1.
+/// With the ADD epilogue the operand `[T, N]` is added last; it may be the output's own memory.
 /// The op's `compute` holds for every segment that has no attribute `SEGMENT_COMPUTE + i`.
 pub const QHAL_OP_GEMM: u32 = 3;
-/// The same per expert, over rows sorted by expert. In: x; offsets [E + 1] i32; rows [T, k] i32 (source row of x for each
-/// sorted row; absent: row r reads x row r, x is [T, k, K]); then W_i [E, N_i, K] with scales as in GEMM.
-/// Out: [T, k, sum N_i] f32 in sorted order.
+/// The same per expert, over rows sorted by expert. In: x; offsets `[E + 1]` i32; rows `[T, k]` i32 (source row of x for each
+/// sorted row; absent: row r reads x row r, x is `[T, k, K]`); then W_i `[E, N_i, K]` with scales as in GEMM.
+/// Out: `[T, k, sum N_i]` f32 in sorted order.
 pub const QHAL_OP_GROUPED_GEMM: u32 = 4;
 /// Root-mean-square norm over each group of AXIS consecutive elements of a row: y = x / sqrt(mean(x^2) + EPS) * w.
-/// In: x [T, C] f32, w [AXIS] any float. Out: [T, C] f32, in place allowed.
+/// In: x `[T, C]` f32, w `[AXIS]` any float. Out: `[T, C]` f32, in place allowed.
 pub const QHAL_OP_NORM: u32 = 5;
 /// Rotary embedding of NUM_HEADS heads of HEAD_DIM elements: elements ROTARY_OFFSET..+ROTARY_DIM of each head are rotated by
-/// position * inv_freq[i], cos and sin multiplied by ATTENTION_FACTOR; the rest is copied.
-/// In: x [T, NUM_HEADS * HEAD_DIM] f32, positions [T] i32, inv_freq [ROTARY_DIM / 2] f32. Out: as x, in place allowed.
+/// position * `inv_freq[i]`, cos and sin multiplied by ATTENTION_FACTOR; the rest is copied.
+/// In: x `[T, NUM_HEADS * HEAD_DIM]` f32, positions `[T]` i32, inv_freq `[ROTARY_DIM / 2]` f32. Out: as x, in place allowed.
 /// STYLE half pairs (i, i + d/2), interleaved pairs (2i, 2i + 1).
 pub const QHAL_OP_ROPE: u32 = 6;
-/// y = act(a) * b. In: a [T, I], b [T, I] f32. Out: [T, I]. In place allowed.
+/// y = act(a) * b. In: a `[T, I]`, b `[T, I]` f32. Out: `[T, I]`. In place allowed.
 pub const QHAL_OP_GLU: u32 = 7;
-/// y = a (OP) b. In: a [T, C], b [T, C], or [T, 1] with BROADCAST. Out: [T, C], in place allowed.
+/// y = a (OP) b. In: a `[T, C]`, b `[T, C]`, or `[T, 1]` with BROADCAST. Out: `[T, C]`, in place allowed.
 pub const QHAL_OP_BINARY: u32 = 8;
-/// y = f(x). In: x [T, C]. Out: [T, C], in place allowed.
+/// y = f(x). In: x `[T, C]`. Out: `[T, C]`, in place allowed.
 pub const QHAL_OP_UNARY: u32 = 9;
-/// Conversion between float dtypes, round to nearest even. In: x [T, C]. Out: [T, C].
+/// Conversion between float dtypes, round to nearest even. In: x `[T, C]`. Out: `[T, C]`.
 pub const QHAL_OP_CAST: u32 = 10;
-/// Writes keys and values of T tokens to the paged cache. In: k [T, NUM_KV_HEADS * HEAD_DIM] f32,
-/// v [T, NUM_KV_HEADS * VALUE_DIM] f32, slots [T] i32 (block * BLOCK_SIZE + index in the block; negative: skip).
-/// Out: cache [blocks, block elements], dtype of the cache. With JOINED (latent attention) a block is
-/// [BLOCK_SIZE, HEAD_DIM + VALUE_DIM] with k first; otherwise its inner order is the device's own, head dimension contiguous:
-/// the CPU uses [NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM] keys followed by [NUM_KV_HEADS, BLOCK_SIZE, VALUE_DIM] values.
+/// Writes keys and values of T tokens to the paged cache. In: k `[T, NUM_KV_HEADS * HEAD_DIM]` f32,
+/// v `[T, NUM_KV_HEADS * VALUE_DIM]` f32, slots `[T]` i32 (block * BLOCK_SIZE + index in the block; negative: skip).
+/// Out: cache `[blocks, block elements]`, dtype of the cache. With JOINED (latent attention) a block is
+/// `[BLOCK_SIZE, HEAD_DIM + VALUE_DIM]` with k first; otherwise its inner order is the device's own, head dimension contiguous:
+/// the CPU uses `[NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]` keys followed by `[NUM_KV_HEADS, BLOCK_SIZE, VALUE_DIM]` values.
 pub const QHAL_OP_KV_APPEND: u32 = 11;
-/// Causal attention of T query tokens of S sequences over the paged cache. In: q [T, NUM_HEADS * HEAD_DIM] f32, cache,
-/// query_start [S] i32 (first row of each sequence; its slice holds one value more, the end of the last), context_len [S] i32 (cached tokens, this step's included),
-/// block_table [S, B] i32. Out: [T, NUM_HEADS * VALUE_DIM] f32.
-/// Query row r of sequence s is at position p = context_len[s] - (query_start[s+1] - r) and sees positions
+/// Causal attention of T query tokens of S sequences over the paged cache. In: q `[T, NUM_HEADS * HEAD_DIM]` f32, cache,
+/// query_start `[S]` i32 (first row of each sequence; its slice holds one value more, the end of the last), context_len `[S]`
+/// i32 (cached tokens, this step's included), block_table `[S, B]` i32. Out: `[T, NUM_HEADS * VALUE_DIM]` f32.
+/// Query row r of sequence s is at position p = `context_len[s]` - (`query_start[s+1]` - r) and sees positions
 /// max(0, p - WINDOW + 1)..=p (WINDOW 0: all). score = SCALE * q.k, softmax in f32, sum of p v.
 pub const QHAL_OP_ATTENTION: u32 = 12;
-/// Multi-head latent attention. In: q [T, NUM_HEADS * (NOPE_DIM + ROPE_DIM)] f32 (rotary part rotated), kv_b
-/// [NUM_HEADS * (NOPE_DIM + VALUE_DIM), LATENT_DIM] any float (per head the key rows, then the value rows), cache (joined:
+/// Multi-head latent attention. In: q `[T, NUM_HEADS * (NOPE_DIM + ROPE_DIM)]` f32 (rotary part rotated), kv_b
+/// `[NUM_HEADS * (NOPE_DIM + VALUE_DIM), LATENT_DIM]` any float (per head the key rows, then the value rows), cache (joined:
 /// latent then rotary key per token), query_start, context_len, block_table as in ATTENTION.
-/// Out: [T, NUM_HEADS * VALUE_DIM] f32.
-/// FORM expanded: k_h = [W_k,h c | rope], v_h = W_v,h c. FORM absorbed: q_h W_k,h against c, then W_v,h of the sum. Equal but
+/// Out: `[T, NUM_HEADS * VALUE_DIM]` f32.
+/// FORM expanded: k_h = `[W_k,h c | rope]`, v_h = W_v,h c. FORM absorbed: q_h W_k,h against c, then W_v,h of the sum. Equal but
 /// for rounding.
 pub const QHAL_OP_MLA_ATTENTION: u32 = 13;
-/// Chooses experts. In: logits [T, E] f32, bias [E] f32 or absent. Out: ids [T, k] i32, weights [T, k] f32, best first.
+/// Chooses experts. In: logits `[T, E]` f32, bias `[E]` f32 or absent. Out: ids `[T, k]` i32, weights `[T, k]` f32, best first.
 /// s = softmax or sigmoid of the logits; choice by s + bias, ties to the lower index, within the TOPK_GROUP best of
 /// NUM_GROUPS groups (group score: sum of its two best, or its best); weights are s of the chosen, divided by their sum
 /// (+ 1e-20) if RENORMALISE, times SCALE.
 pub const QHAL_OP_ROUTE: u32 = 14;
-/// Sorts (token, choice) pairs by expert, stable. In: ids [T, k] i32. Out: offsets [E + 1] i32, rows [T, k] i32 (token of each
-/// sorted row), slots [T, k] i32 (sorted row of each pair).
+/// Sorts (token, choice) pairs by expert, stable. In: ids `[T, k]` i32. Out: offsets `[E + 1]` i32, rows `[T, k]` i32 (token of each
+/// sorted row), slots `[T, k]` i32 (sorted row of each pair).
 pub const QHAL_OP_DISPATCH: u32 = 15;
-/// y[t] = sum over j of weights[t, j] * x[slots[t, j]], in order of j, plus the addend.
-/// In: x [T, k, H] f32 sorted, slots [T, k] i32, weights [T, k] f32, addend [T, H] f32 or absent. Out: [T, H].
+/// `y[t]` = sum over j of `weights[t, j]` * `x[slots[t, j]]`, in order of j, plus the addend.
+/// In: x `[T, k, H]` f32 sorted, slots `[T, k]` i32, weights `[T, k]` f32, addend `[T, H]` f32 or absent. Out: `[T, H]`.
 pub const QHAL_OP_COMBINE: u32 = 16;
-/// Copies a strided matrix. In: x [T, C]. Out: [T, C], same dtype.
+/// Copies a strided matrix. In: x `[T, C]`. Out: `[T, C]`, same dtype.
 pub const QHAL_OP_COPY: u32 = 17;
-/// Softmax over each row. In: x [T, C] f32. Out: [T, C] f32, in place allowed.
+/// Softmax over each row. In: x `[T, C]` f32. Out: `[T, C]` f32, in place allowed.
 pub const QHAL_OP_SOFTMAX: u32 = 18;
 
 /// Name of an op kind in messages and reports, `unknown` for codes that this version does not define.

@@ -54,7 +54,7 @@ pub const QHAL_KIND_SIMULATED: u32 = 4;
 /// Computes nothing.
 pub const QHAL_KIND_NULL: u32 = 5;
 
-/// Identity of a device.
+/// Identity of a device. It is a field of [`qhal_device_info`], so it cannot grow within a major version.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct qhal_device_id {
