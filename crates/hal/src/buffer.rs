@@ -417,4 +417,23 @@ mod tests {
         c.insert(0, 30);
         assert_eq!(c.total(), 30);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn committed_ranges_are_a_set(steps in proptest::collection::vec((0..2_u8, 0..64_u64, 1..16_u64), 0..40)) {
+            let (committed, mut model) = (Committed::default(), [false; 80]);
+            for (kind, start, len) in steps {
+                let end = start + len;
+                if kind == 0 { committed.insert(start, end) } else { committed.remove(start, end) }
+                model[start as usize..end as usize].fill(kind == 0);
+                assert_eq!(committed.total(), model.iter().filter(|set| **set).count() as u64);
+                for from in 0..80_u64 {
+                    for until in from + 1..=80 {
+                        let expected = model[from as usize..until as usize].iter().all(|set| *set);
+                        assert_eq!(committed.contains(from, until), expected, "{from}..{until}");
+                    }
+                }
+            }
+        }
+    }
 }

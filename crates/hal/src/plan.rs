@@ -657,3 +657,42 @@ impl LaunchArgs {
         sides.chain(std::iter::once(&self.workspace.1)).flatten().any(|owner| owner.0.is_reserved())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::TensorDesc;
+
+    proptest::proptest! {
+        #[test]
+        fn column_ranges_are_told_apart_as_if_by_looking_at_each_element(
+            (pitch, a_at, b_at) in (1..24_i64, 0..60_u64, 0..60_u64),
+            (a_rows, a_cols, b_rows, b_cols) in (1..4_i64, 1..24_i64, 1..4_i64, 1..24_i64),
+        ) {
+            let operand = |rows: i64, cols: i64| {
+                let tensor = TensorDesc::f32(&[rows.into(), cols.into()]).with_row_stride(pitch.max(cols));
+                Operand::new(tensor.raw(), 0, 1)
+            };
+            let slice = |at: u64| qhal_slice { buffer: std::ptr::null_mut(), offset: at * 4, size: 0 };
+            let elements = |at: u64, rows: i64, cols: i64| -> Vec<i64> {
+                (0..rows).flat_map(|row| (0..cols).map(move |col| at as i64 + row * pitch.max(cols) + col)).collect()
+            };
+            let (a, b) = (operand(a_rows, a_cols), operand(b_rows, b_cols));
+            if columns_apart(&a, &slice(a_at), &b, &slice(b_at)) {
+                let taken = elements(a_at, a_rows, a_cols);
+                assert!(elements(b_at, b_rows, b_cols).iter().all(|element| !taken.contains(element)));
+            }
+        }
+    }
+
+    #[test]
+    fn neighbouring_columns_of_one_matrix_are_apart() {
+        let operand =
+            |cols: i64| Operand::new(TensorDesc::f32(&[4.into(), cols.into()]).with_row_stride(48).raw(), 0, 1);
+        let slice = |column: u64| qhal_slice { buffer: std::ptr::null_mut(), offset: 4096 + column * 4, size: 0 };
+        assert!(columns_apart(&operand(32), &slice(0), &operand(16), &slice(32)));
+        assert!(columns_apart(&operand(16), &slice(32), &operand(32), &slice(0)));
+        assert!(!columns_apart(&operand(33), &slice(0), &operand(16), &slice(32)));
+        assert!(!columns_apart(&operand(16), &slice(33), &operand(32), &slice(0)));
+    }
+}
