@@ -153,6 +153,7 @@ fn write_python_string(text: &mut String, value: &str) {
 
 /// `tojson` as Hugging Face defines it: `json.dumps` with `ensure_ascii=False` unless asked, and no
 /// escaping for HTML.
+#[expect(clippy::needless_pass_by_value, reason = "the signature that minijinja calls")]
 fn tojson(state: &State<'_, '_>, value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let style = Style {

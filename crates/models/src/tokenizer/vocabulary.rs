@@ -40,7 +40,7 @@ impl Vocabulary {
 
     /// Builds the table from pairs in any order. Ids may have holes, but not so many that a small
     /// file asks for a large table.
-    pub(super) fn from_ids<'a>(mut tokens: Vec<(u32, &'a str, Kind)>) -> Result<Self, TokenizerError> {
+    pub(super) fn from_ids(mut tokens: Vec<(u32, &str, Kind)>) -> Result<Self, TokenizerError> {
         tokens.sort_by_key(|&(id, ..)| id);
         let limit = tokens.len().saturating_mul(4).saturating_add(4096);
         let mut vocabulary = Self::with_capacity(tokens.len());
