@@ -4,5 +4,7 @@
 
 pub mod chat_template;
 pub mod family;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod hub;
 pub mod tokenizer;

@@ -62,8 +62,8 @@ fn time_is_bounded_too() {
     let default = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}".into();
     let source = TemplateSource { default, ..TemplateSource::default() };
     let limits = Limits { fuel: 1 << 40, time: std::time::Duration::from_millis(1), ..Limits::default() };
-    let rendered = ChatTemplate::with_limits(&source, limits)
-        .and_then(|template| template.render(&TemplateInput::default()));
+    let rendered =
+        ChatTemplate::with_limits(&source, limits).and_then(|template| template.render(&TemplateInput::default()));
     assert_eq!(rendered.unwrap_err().to_string(), "the chat template did not finish within 0.001 s");
 }
 

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -217,8 +218,7 @@ impl Part {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(path);
         let mut file = file.map_err(HubError::io(path, "open"))?;
-        file.try_lock()
-            .map_err(|error| HubError::io(path, "lock (another process may be fetching it)")(error.into()))?;
+        lock(&file, path)?;
         let mut hasher = Sha256::new();
         let length = io::copy(&mut file, &mut hasher).map_err(HubError::io(path, "read"))?;
         Ok(Self { path: path.to_owned(), file, length, hasher })
@@ -266,9 +266,33 @@ impl Part {
     /// Removes a file that is of no use. Whether that succeeds changes nothing: the next download
     /// checks it again.
     pub(super) fn discard(self) {
-        drop(self.file);
         let _ = fs::remove_file(&self.path);
     }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Closing is not enough: a child process that is just being started holds a copy of the
+        // handle for a moment. If unlocking fails, closing does it later.
+        let _ = self.file.unlock();
+    }
+}
+
+/// Takes the part for this process alone.
+fn lock(file: &File, path: &Path) -> Result<(), HubError> {
+    const ACTION: &str = "lock (another process is fetching it)";
+    file.try_lock().map_err(|error| HubError::io(path, ACTION)(error.into()))?;
+    // Between opening and locking, another process may have finished the file and given it its
+    // name; what is locked then is no part any more.
+    let same = |named: fs::Metadata| {
+        let opened = file.metadata()?;
+        if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+    };
+    fs::metadata(path).and_then(same).map_err(HubError::io(path, ACTION))
 }
 
 fn hex(digest: &[u8]) -> String {
