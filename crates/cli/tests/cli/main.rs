@@ -1,9 +1,10 @@
 //! End-to-end tests: the real programs on the fixtures.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;
 mod generate;
+mod hostile;
 mod logits;
 mod messages;
 mod tokenize;
