@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of every fuzz target, made from fixtures/, into OUT/TARGET/. Standard library only.
+"""Writes the seeds of every fuzz target, made from fixtures and snapshots, into OUT/TARGET/. Standard library only.
 
     fuzz/seeds.py OUT
 """
@@ -94,6 +94,10 @@ def main(out):
     write("tokenizer", "tiny.json", (FIXTURES / "models/llama/tokenizer.json").read_bytes())
     for path in sorted((ROOT / "crates/models/tests/templates").glob("*.jinja")):
         write("chat_template", path.name, path.read_bytes())
+    for path in sorted((ROOT / "crates/ir/tests/snapshots").glob("*.snap")):
+        text = path.read_text().split("---\n", 2)[2]
+        if text.startswith("graph "):
+            write("ir_text", path.stem, text)
 
 
 if __name__ == "__main__":

@@ -111,24 +111,19 @@ fn check_stream(tokenizer: &Tokenizer, ids: &[u32]) {
     assert_eq!(text, tokenizer.decode(ids, false));
 }
 
-/// A chat template, rendered with a conversation that has tools and tool calls.
+/// A chat template and, after a zero byte, messages as JSON; without those, a conversation with tools and tool calls.
 pub fn chat_template(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let mut parts = bytes.splitn(2, |byte| *byte == 0);
+    let Some(Ok(text)) = parts.next().map(std::str::from_utf8) else { return };
+    let messages = parts.next().and_then(|messages| serde_json::from_slice(messages).ok());
     let source = TemplateSource { default: text.to_owned(), ..TemplateSource::default() };
     // Small enough that an endless loop takes milliseconds.
     let limits = Limits { fuel: 20_000, output_bytes: 1 << 20, ..Limits::default() };
     let Ok(template) = ChatTemplate::with_limits(&source, limits) else { return };
-    let messages = [
-        json!({"role": "system", "content": "Be brief."}),
-        json!({"role": "user", "content": [{"type": "text", "text": "Weather in 北京?"}]}),
-        json!({"role": "assistant", "content": "<think>hm</think>", "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"北京\"}"}}]}),
-        json!({"role": "tool", "tool_call_id": "a", "content": "sunny"}),
-        json!({"role": "user", "content": " Thanks  \n"}),
-    ];
+    let messages: Vec<Value> = messages.unwrap_or_else(conversation);
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
-    let tools: [Value; 1] =
-        [json!({"type": "function", "function": {"name": "weather", "description": "Now", "parameters": parameters}})];
+    let function = json!({"name": "weather", "description": "Now", "parameters": parameters});
+    let tools = [json!({"type": "function", "function": function})];
     let input = TemplateInput {
         messages: &messages,
         tools: Some(&tools),
@@ -137,8 +132,20 @@ pub fn chat_template(bytes: &[u8]) {
         ..TemplateInput::default()
     };
     if let Ok(prompt) = template.render(&input) {
-        assert!(prompt.len() <= limits.output_bytes);
+        assert!(prompt.len() <= limits.output_bytes, "a prompt of {} bytes", prompt.len());
     }
+}
+
+fn conversation() -> Vec<Value> {
+    let call = json!({"name": "weather", "arguments": "{\"city\": \"北京\"}"});
+    let calls = json!([{"id": "a", "type": "function", "function": call}]);
+    vec![
+        json!({"role": "system", "content": "Be brief."}),
+        json!({"role": "user", "content": [{"type": "text", "text": "Weather in 北京?"}]}),
+        json!({"role": "assistant", "content": "<think>hm</think>", "tool_calls": calls}),
+        json!({"role": "tool", "tool_call_id": "a", "content": "sunny"}),
+        json!({"role": "user", "content": " Thanks  \n"}),
+    ]
 }
 
 /// The text form of a graph: read, verified, compiled, printed and read back.
