@@ -4,6 +4,7 @@
 
 use std::error::Error;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use qwen_hal::abi::{QHAL_USAGE_ACTIVATION, ops};
@@ -60,11 +61,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         .output(tiny(16));
     launch(&device, &stream, &add, "sum of 16 values, through the HAL")?;
     let tasks = pool.threads();
-    println!(
-        "{:<44} {:>8.0} ns",
-        "fork and join of one empty task a thread",
-        median(20_000, || pool.run(tasks, &|_| {}))
-    );
+    // Each task waits until all have begun, so every thread has to come: a fork and a join across cores.
+    let meet = || {
+        let begun = AtomicUsize::new(0);
+        pool.run(tasks, &|_| {
+            begun.fetch_add(1, Ordering::AcqRel);
+            while begun.load(Ordering::Acquire) < tasks {
+                std::hint::spin_loop();
+            }
+        });
+    };
+    println!("{:<44} {:>8.0} ns", "fork, meeting of all threads, join", median(20_000, meet));
     println!("{:<44} {:>8.0} ns", "fork and join of 64 empty tasks", median(5_000, || pool.run(64, &|_| {})));
     Ok(())
 }

@@ -15,6 +15,7 @@ mod device;
 mod error;
 mod host;
 mod op;
+mod operand;
 mod plan;
 mod plugin;
 mod pool;

@@ -3,16 +3,16 @@
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
-use qwen_hal_abi::ops::{QHAL_DTYPE_NONE, dtype_block};
 use qwen_hal_abi::{
-    QHAL_MAX_PACKED, QHAL_MAX_RANK, QHAL_SUPPORT_EMULATED, QHAL_SUPPORT_NATIVE, QHAL_SUPPORT_NO, QHAL_SUPPORT_TUNED,
-    qhal_launch_args, qhal_plan, qhal_plan_info, qhal_plan_opts, qhal_slice, qhal_support, qhal_tensor_desc,
+    QHAL_MAX_PACKED, QHAL_SUPPORT_EMULATED, QHAL_SUPPORT_NATIVE, QHAL_SUPPORT_NO, QHAL_SUPPORT_TUNED, qhal_launch_args,
+    qhal_plan, qhal_plan_info, qhal_plan_opts, qhal_slice, qhal_support,
 };
 
 use crate::buffer::{Buffer, BufferInner, Slice};
 use crate::device::{Dead, DeviceInner, Zeroed};
 use crate::error::{HalError, LaunchError, PlanError};
-use crate::op::{OpDesc, extent_bytes};
+use crate::op::OpDesc;
+use crate::operand::{Operand, columns_apart};
 use crate::plugin::call;
 use crate::stream::{NO_SLICE, Stream};
 use crate::text::fixed_text;
@@ -110,67 +110,6 @@ pub struct PlanInfo {
     pub kernel: String,
     /// Identity for the tuning store.
     pub content_hash: u64,
-}
-
-/// What a launch needs to know of an operand.
-#[derive(Debug, Clone)]
-struct Operand {
-    tensor: qhal_tensor_desc,
-    /// Bytes if they are the same at every launch.
-    fixed_bytes: Option<u64>,
-    /// What the offset must be a multiple of.
-    alignment: u64,
-    /// Bytes from row to row, 0 if there is one row.
-    pitch: u64,
-    /// Bytes of a row as far as it is used.
-    row: u64,
-}
-
-impl Operand {
-    fn new(tensor: &qhal_tensor_desc, packed: u64, device_alignment: u64) -> Self {
-        let rank = (tensor.rank as usize).min(QHAL_MAX_RANK);
-        let (block_len, block_bytes) = dtype_block(tensor.dtype).unwrap_or((1, 1));
-        let is_fixed = tensor.dim_symbol.iter().take(rank).all(|symbol| *symbol == 0);
-        let fixed_bytes = match packed {
-            0 if is_fixed => extent_bytes(tensor, &tensor.dims[..rank]),
-            0 => None,
-            packed => Some(packed),
-        };
-        let natural = if block_len == 1 { u64::from(block_bytes) } else { 1 };
-        // Rows are what the outermost stride steps over; only then is "a column range of a wider matrix" meaningful.
-        let rows = rank >= 2 && block_len == 1 && packed == 0 && tensor.strides[0] > 0;
-        let bytes = |elements: i64| u64::try_from(elements).unwrap_or(0).saturating_mul(u64::from(block_bytes));
-        let mut inner = *tensor;
-        inner.strides.rotate_left(1);
-        let inner_dims = tensor.dim_max.get(1..rank).unwrap_or_default();
-        Self {
-            tensor: *tensor,
-            fixed_bytes,
-            alignment: natural.max(device_alignment),
-            pitch: if rows { bytes(tensor.strides[0]) } else { 0 },
-            row: if rows { extent_bytes(&inner, inner_dims).unwrap_or(u64::MAX) } else { 0 },
-        }
-    }
-
-    const fn is_absent(&self) -> bool {
-        self.tensor.dtype == QHAL_DTYPE_NONE
-    }
-
-    /// Bytes at these values, which are within the planned ranges.
-    fn bytes(&self, symbols: &[i64]) -> u64 {
-        if let Some(bytes) = self.fixed_bytes {
-            return bytes;
-        }
-        let rank = (self.tensor.rank as usize).min(QHAL_MAX_RANK);
-        let mut dims = self.tensor.dims;
-        for (dim, symbol) in dims.iter_mut().zip(self.tensor.dim_symbol) {
-            if let Some(value) = symbol.checked_sub(1).and_then(|symbol| symbols.get(symbol as usize)) {
-                *dim = *value;
-            }
-        }
-        // The largest dimensions were checked when the op was described, so this is never u64::MAX.
-        extent_bytes(&self.tensor, &dims[..rank]).unwrap_or(u64::MAX)
-    }
 }
 
 /// A prepared op. Any thread may launch it.
@@ -286,20 +225,12 @@ impl Plan {
     /// Bytes that input `i` must have at the largest values; 0 if it is absent or does not exist.
     #[must_use]
     pub fn input_bytes(&self, i: usize) -> u64 {
-        self.inputs.get(i).map_or(0, |operand| self.max_bytes(operand))
+        present(self.inputs.get(i)).map_or(0, Operand::max_bytes)
     }
     /// Bytes that output `i` must have at the largest values; 0 if it does not exist.
     #[must_use]
     pub fn output_bytes(&self, i: usize) -> u64 {
-        self.outputs.get(i).map_or(0, |operand| self.max_bytes(operand))
-    }
-
-    fn max_bytes(&self, operand: &Operand) -> u64 {
-        if operand.is_absent() {
-            return 0;
-        }
-        let rank = (operand.tensor.rank as usize).min(QHAL_MAX_RANK);
-        operand.fixed_bytes.or_else(|| extent_bytes(&operand.tensor, &operand.tensor.dim_max[..rank])).unwrap_or(0)
+        present(self.outputs.get(i)).map_or(0, Operand::max_bytes)
     }
 
     /// Lays weight `input` out as the plan wants it: from `src`, as in the file, to `dst` of `packed_bytes`.
@@ -314,7 +245,7 @@ impl Plan {
         };
         self.check_stream(stream)?;
         let unpacked = Operand::new(&operand.tensor, 0, 1);
-        let source = self.max_bytes(&unpacked);
+        let source = unpacked.max_bytes();
         let (src_slice, dst_slice) = (src.raw(), dst.raw());
         self.check_slice(Role::Source, 0, &src.buffer.0, &src_slice, source, unpacked.alignment, false)?;
         let alignment = self.info.workspace_alignment.max(self.device.caps.buffer_alignment);
@@ -443,46 +374,52 @@ impl Plan {
         }
     }
 
-    /// No output may share bytes with another operand, but for the in-place pairs that the plan announced.
+    /// No output or workspace may share bytes with another operand, but for the in-place pairs that the plan announced.
     fn check_overlaps(&self, args: &LaunchArgs) -> Result<(), LaunchError> {
-        let extent =
-            |operand: &Operand, slice: &qhal_slice| (slice.offset, slice.offset + operand.bytes(&args.symbols));
-        for (o, (out_operand, out)) in self.outputs.iter().zip(&args.outputs.slices).enumerate() {
-            let (start, end) = extent(out_operand, out);
-            let ws = &args.workspace.0;
-            if ws.buffer == out.buffer && ws.offset < end && start < ws.offset + self.info.workspace_bytes {
-                return Err(self.argument(Role::Output.at(o), "memory of its own".into(), "the workspace".into()));
+        let range = |operand: &Operand, slice: &qhal_slice| (slice.offset, slice.offset + operand.bytes(&args.symbols));
+        let meet = |a: (u64, u64), b: (u64, u64)| a.0 < b.1 && b.0 < a.1;
+        let (inputs, outputs) =
+            (self.inputs.iter().zip(&args.inputs.slices), self.outputs.iter().zip(&args.outputs.slices));
+        let workspace = &args.workspace.0;
+        let scratch = (workspace.offset, workspace.offset + self.info.workspace_bytes);
+        let in_scratch = |operand: &Operand, slice: &qhal_slice| {
+            self.info.workspace_bytes > 0 && slice.buffer == workspace.buffer && meet(range(operand, slice), scratch)
+        };
+        for (i, (operand, slice)) in inputs.clone().enumerate() {
+            if in_scratch(operand, slice) {
+                return Err(self.shared(Role::Input.at(i), "the workspace".into()));
             }
-            for (i, (operand, slice)) in self.inputs.iter().zip(&args.inputs.slices).enumerate() {
-                if slice.buffer != out.buffer {
-                    continue;
-                }
-                let (from, until) = extent(operand, slice);
+        }
+        for (o, (out_operand, out)) in outputs.clone().enumerate() {
+            if in_scratch(out_operand, out) {
+                return Err(self.shared(Role::Output.at(o), "the workspace".into()));
+            }
+            let collide = |operand: &Operand, slice: &qhal_slice| {
+                slice.buffer == out.buffer
+                    && meet(range(operand, slice), range(out_operand, out))
+                    && !columns_apart(operand, slice, out_operand, out)
+            };
+            for (i, (operand, slice)) in inputs.clone().enumerate() {
                 let in_place = o == 0
                     && self.info.in_place.checked_shr(i as u32).unwrap_or(0) & 1 == 1
                     && slice.offset == out.offset
                     && operand.pitch == out_operand.pitch;
-                if from < end && start < until && !in_place && !columns_apart(operand, slice, out_operand, out) {
-                    return Err(self.argument(
-                        Role::Output.at(o),
-                        "memory of its own".into(),
-                        format!("bytes of input {i}"),
-                    ));
+                if !in_place && collide(operand, slice) {
+                    return Err(self.shared(Role::Output.at(o), format!("bytes of input {i}")));
                 }
             }
-            for (p, (operand, slice)) in self.outputs.iter().zip(&args.outputs.slices).enumerate().take(o) {
-                let (from, until) = extent(operand, slice);
-                let overlap = slice.buffer == out.buffer && from < end && start < until;
-                if overlap && !columns_apart(operand, slice, out_operand, out) {
-                    return Err(self.argument(
-                        Role::Output.at(o),
-                        "memory of its own".into(),
-                        format!("bytes of output {p}"),
-                    ));
+            for (p, (operand, slice)) in outputs.clone().enumerate().take(o) {
+                if collide(operand, slice) {
+                    return Err(self.shared(Role::Output.at(o), format!("bytes of output {p}")));
                 }
             }
         }
         Ok(())
+    }
+
+    #[cold]
+    fn shared(&self, what: String, found: String) -> LaunchError {
+        self.argument(what, "memory of its own".into(), found)
     }
 
     #[cold]
@@ -491,22 +428,14 @@ impl Plan {
     }
 }
 
+fn present(operand: Option<&Operand>) -> Option<&Operand> {
+    operand.filter(|operand| !operand.is_absent())
+}
+
 impl Drop for Plan {
     fn drop(&mut self) {
         self.device.retire(Dead::Plan(self.raw));
     }
-}
-
-/// Whether two operands are disjoint column ranges of one wider matrix.
-const fn columns_apart(a: &Operand, a_slice: &qhal_slice, b: &Operand, b_slice: &qhal_slice) -> bool {
-    if a.pitch == 0 || a.pitch != b.pitch {
-        return false;
-    }
-    let pitch = a.pitch;
-    // Column of b counted from a's first: b's must lie behind a's row and end before a's next one.
-    let (a_start, b_start) = (a_slice.offset % pitch, b_slice.offset % pitch);
-    let ahead = (b_start + pitch - a_start) % pitch;
-    a.row <= ahead && b.row <= pitch - ahead
 }
 
 fn read_info(raw: &qhal_plan_info, num_inputs: usize) -> PlanInfo {
@@ -655,44 +584,5 @@ impl LaunchArgs {
     fn uses_reserved(&self) -> bool {
         let sides = self.inputs.owners.iter().chain(&self.outputs.owners);
         sides.chain(std::iter::once(&self.workspace.1)).flatten().any(|owner| owner.0.is_reserved())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::op::TensorDesc;
-
-    proptest::proptest! {
-        #[test]
-        fn column_ranges_are_told_apart_as_if_by_looking_at_each_element(
-            (pitch, a_at, b_at) in (1..24_i64, 0..60_u64, 0..60_u64),
-            (a_rows, a_cols, b_rows, b_cols) in (1..4_i64, 1..24_i64, 1..4_i64, 1..24_i64),
-        ) {
-            let operand = |rows: i64, cols: i64| {
-                let tensor = TensorDesc::f32(&[rows.into(), cols.into()]).with_row_stride(pitch.max(cols));
-                Operand::new(tensor.raw(), 0, 1)
-            };
-            let slice = |at: u64| qhal_slice { buffer: std::ptr::null_mut(), offset: at * 4, size: 0 };
-            let elements = |at: u64, rows: i64, cols: i64| -> Vec<i64> {
-                (0..rows).flat_map(|row| (0..cols).map(move |col| at as i64 + row * pitch.max(cols) + col)).collect()
-            };
-            let (a, b) = (operand(a_rows, a_cols), operand(b_rows, b_cols));
-            if columns_apart(&a, &slice(a_at), &b, &slice(b_at)) {
-                let taken = elements(a_at, a_rows, a_cols);
-                assert!(elements(b_at, b_rows, b_cols).iter().all(|element| !taken.contains(element)));
-            }
-        }
-    }
-
-    #[test]
-    fn neighbouring_columns_of_one_matrix_are_apart() {
-        let operand =
-            |cols: i64| Operand::new(TensorDesc::f32(&[4.into(), cols.into()]).with_row_stride(48).raw(), 0, 1);
-        let slice = |column: u64| qhal_slice { buffer: std::ptr::null_mut(), offset: 4096 + column * 4, size: 0 };
-        assert!(columns_apart(&operand(32), &slice(0), &operand(16), &slice(32)));
-        assert!(columns_apart(&operand(16), &slice(32), &operand(32), &slice(0)));
-        assert!(!columns_apart(&operand(33), &slice(0), &operand(16), &slice(32)));
-        assert!(!columns_apart(&operand(16), &slice(33), &operand(32), &slice(0)));
     }
 }
