@@ -1,5 +1,5 @@
 //! What a launch costs beside its kernel, and what fork and join cost: `cargo run --release -p qwen-cpu --example
-//! launch_overhead`. Prints medians of several rounds; compare only figures of one run.
+//! launch_overhead`. Compare only figures of one run.
 #![expect(clippy::print_stdout, reason = "prints its result")]
 
 use std::error::Error;
@@ -13,15 +13,17 @@ use qwen_hal::{
     TensorDesc,
 };
 
-const ROUNDS: usize = 15;
+/// Calls timed together, and how often. Short rounds and their median leave out those in which the thread lost its core.
+const CALLS: usize = 10;
+const ROUNDS: usize = 5_000;
 
 /// Median nanoseconds per call.
-fn median(calls: usize, mut body: impl FnMut()) -> f64 {
+fn median(mut body: impl FnMut()) -> f64 {
     let mut rounds: Vec<f64> = (0..ROUNDS)
         .map(|_| {
             let start = Instant::now();
-            (0..calls).for_each(|_| body());
-            start.elapsed().as_nanos() as f64 / calls as f64
+            (0..CALLS).for_each(|_| body());
+            start.elapsed().as_nanos() as f64 / CALLS as f64
         })
         .collect();
     rounds.sort_by(f64::total_cmp);
@@ -37,7 +39,7 @@ fn launch(device: &Device, stream: &Stream, op: &OpDesc, what: &str) -> Result<(
     }
     args.set_output(0, &alloc(plan.output_bytes(0))?.whole());
     let mut failed = None;
-    let ns = median(20_000, || failed = plan.launch(stream, &args).err().or(failed.take()));
+    let ns = median(|| failed = plan.launch(stream, &args).err().or(failed.take()));
     if let Some(error) = failed {
         return Err(error.into());
     }
@@ -71,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         });
     };
-    println!("{:<44} {:>8.0} ns", "fork, meeting of all threads, join", median(20_000, meet));
-    println!("{:<44} {:>8.0} ns", "fork and join of 64 empty tasks", median(5_000, || pool.run(64, &|_| {})));
+    println!("{:<44} {:>8.0} ns", "fork, meeting of all threads, join", median(meet));
+    println!("{:<44} {:>8.0} ns", "fork and join of 64 empty tasks", median(|| pool.run(64, &|_| {})));
     Ok(())
 }
