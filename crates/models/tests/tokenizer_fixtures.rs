@@ -1,10 +1,13 @@
 //! Every family's fixture tokenizer, from `tokenizer.json` and from GGUF, gives the ids that the
 //! Hugging Face tokenizers library gives (`fixtures/make_tokenizers.py`).
 
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
+use qwen_models::hub::{Builtin, builtin_path, cache_dir};
 use qwen_models::tokenizer::{EncodeOptions, StreamDecoder, StreamOptions, Tokenizer};
 use serde::Deserialize;
 
@@ -82,6 +85,23 @@ fn ids_equal_the_reference_from_gguf() {
             sample.literal_gguf.as_ref().or(sample.literal.as_ref())
         });
     }
+}
+
+/// The default model's own vocabulary, where its file is at hand: it is fetched, not committed.
+#[test]
+fn ids_of_the_default_model_equal_the_reference() {
+    let cached = builtin_path(Builtin::SmolLm2, &cache_dir());
+    let path = std::env::var_os("QWEN_SMOLLM2_PATH").map_or(cached, PathBuf::from);
+    if !path.exists() {
+        println!("not checked: {} does not exist; any run of the default model fetches it", path.display());
+        return;
+    }
+    let dir = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/smollm2"));
+    let samples = serde_json::from_slice(&std::fs::read(dir.join("expected.json")).unwrap()).unwrap();
+    let checkpoint = qwen_formats::Checkpoint::open(&path).unwrap();
+    let tokenizer = Tokenizer::from_gguf(checkpoint.metadata().unwrap()).unwrap();
+    let fixture = Fixture { name: "smollm2".into(), dir, samples };
+    check(&fixture, "GGUF", &tokenizer, |sample| sample.literal_gguf.as_ref().or(sample.literal.as_ref()));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Whatever a tokenizer file holds, it gives a tokenizer or one sentence.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a helper of a test fails the test")]
+
 use std::path::PathBuf;
 
 use proptest::prelude::*;
