@@ -1,4 +1,5 @@
 //! Every file that fuzzing has kept, fed to its target: inputs that once found new paths, and those that once failed.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
