@@ -238,7 +238,6 @@ impl Sampler {
             weights.select_nth_unstable_by(keep - 1, order);
             weights.truncate(keep);
         }
-        let total: f64;
         if p.top_p < 1.0 {
             weights.sort_unstable_by(order);
             let limit = f64::from(p.top_p) * weights.iter().map(|w| w.1).sum::<f64>();
@@ -253,7 +252,7 @@ impl Sampler {
             weights.sort_unstable_by_key(|(id, _)| *id);
         }
         weights.retain(|(_, weight)| *weight >= floor);
-        total = weights.iter().map(|w| w.1).sum();
+        let total: f64 = weights.iter().map(|w| w.1).sum();
         self.generator.set_word_pos(u128::from(self.drawn) * 2);
         let unit = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let mut rest = unit * total;
