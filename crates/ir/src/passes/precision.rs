@@ -26,9 +26,12 @@ pub const CONTRIBUTIONS: &[(Role, f64)] = &[
 
 /// Mean KL divergence that no pair of backends may exceed.
 pub const KL_LIMIT: f64 = 0.002;
-/// What the balanced policy spends. The head, attention output and down with two terms measure 0.0018 where the table
-/// predicts 0.0015, and other models and texts differ from the measured one: the rest is margin.
-pub const KL_BUDGET: f64 = 0.0012;
+/// What the balanced policy spends. The table predicts means; it does not predict tokens that become attention sinks. There a
+/// huge activation is born in one layer and cancelled in a later one, and what rounding leaves of it decides the logits: with
+/// a budget of 0.0005 (gate, query, key and attention output with one term) SmolLM2 measures 0.0008 in the mean, but 6.2 at
+/// one such token of 2,048, which makes it 0.0038. With two terms everywhere the mean is 0.00001 and no token is above
+/// 0.001. One term is cheaper only where products bound the step, in prefill.
+pub const KL_BUDGET: f64 = 0.000_05;
 
 /// Role in the table that a role behaves like.
 const fn measured_as(role: Role) -> Option<Role> {
@@ -249,15 +252,10 @@ mod tests {
     }
 
     #[test]
-    fn balanced_spends_two_terms_on_what_costs_most() {
+    fn balanced_spends_two_terms_on_every_rounded_input() {
         let found = computes(Policy::Balanced);
-        let of = |name: &str| found.iter().find(|(n, _)| n == name).unwrap().1;
-        assert_eq!(of("output"), Compute::I8x2G32);
-        assert_eq!(of("attn_v"), Compute::I8x2G32);
-        assert_eq!(of("ffn_down"), Compute::I8x2G32);
-        for name in ["attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up"] {
-            assert_eq!(of(name), Compute::I8G32, "{name}");
-        }
+        assert!(found.len() >= 8, "{found:?}");
+        assert!(found.iter().all(|(_, c)| *c == Compute::I8x2G32), "{found:?}");
     }
 
     #[test]
