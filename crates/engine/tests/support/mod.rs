@@ -1,5 +1,5 @@
 //! Loading fixtures on the CPU.
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of this module")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
