@@ -13,7 +13,7 @@ use super::error::KernelError;
 #[derive(Debug, Clone, Copy)]
 pub struct CacheView<'a> {
     /// First block.
-    ptr: *const u8,
+    pub(crate) ptr: *const u8,
     /// F32, F16 or BF16.
     pub dtype: DType,
     /// Bytes from block to block.

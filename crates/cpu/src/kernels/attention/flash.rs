@@ -26,7 +26,8 @@ const SCORE_ROWS: usize = 48;
 /// Vectors of a tile's positions.
 const TILE_VECTORS: usize = TILE / LANES;
 
-/// Query rows: `tokens` consecutive tokens of one sequence by `heads` heads that share keys and values, token by token.
+/// Query rows: `tokens` consecutive tokens of one sequence by `heads` heads that share keys and values, token by token; and
+/// the same of further key/value heads. A state's rows are ordered so: key/value head, token, head.
 #[derive(Clone, Copy)]
 pub(crate) struct Queries {
     /// First head of the first token.
@@ -35,7 +36,11 @@ pub(crate) struct Queries {
     pub(crate) token_stride: usize,
     /// Values from head to head.
     pub(crate) head_stride: usize,
+    /// Values from key/value head to key/value head.
+    pub(crate) group_stride: usize,
+    pub(crate) key_value_heads: usize,
     pub(crate) tokens: usize,
+    /// Heads of a key/value head.
     pub(crate) heads: usize,
     /// Position of the first token.
     pub(crate) position: usize,
@@ -44,9 +49,26 @@ pub(crate) struct Queries {
 }
 
 impl Queries {
+    /// Rows of a key/value head.
     #[inline(always)]
-    fn rows(&self) -> usize {
+    pub(crate) fn head_rows(&self) -> usize {
         self.tokens * self.heads
+    }
+    /// Rows of all.
+    #[inline(always)]
+    pub(crate) fn rows(&self) -> usize {
+        self.key_value_heads * self.head_rows()
+    }
+    /// Token and query head of a row, counted from the first.
+    #[inline(always)]
+    pub(crate) fn place(&self, row: usize, group: usize) -> (usize, usize) {
+        let (head, i) = (row / self.head_rows(), row % self.head_rows());
+        (i / self.heads, head * group + i % self.heads)
+    }
+    /// The rows of one key/value head.
+    #[inline(always)]
+    fn of_head(&self, head: usize) -> Self {
+        Self { ptr: self.ptr.wrapping_add(head * self.group_stride), key_value_heads: 1, ..*self }
     }
     #[inline(always)]
     fn row(&self, i: usize) -> *const f32 {
@@ -149,15 +171,23 @@ pub(crate) struct TileMemory<'a> {
     pub(crate) extra: *mut f32,
 }
 
-/// Where a sequence's keys and values of one key/value head come from.
+/// Where a sequence's keys and values come from.
 pub(crate) trait KeyValues {
     /// How values are read.
     type Values: RowSource;
-    /// Provides `places` of the tile at position `start`: keys turned, and the values.
+    /// Provides `places` of the tile at position `start` of a key/value head, counted from the task's first: keys turned,
+    /// and the values.
     ///
     /// # Safety
     /// The positions are cached; `memory` has room.
-    unsafe fn load<S: Simd>(&self, s: S, start: usize, places: Range<usize>, memory: TileMemory<'_>) -> Self::Values;
+    unsafe fn load<S: Simd>(
+        &self,
+        s: S,
+        head: usize,
+        start: usize,
+        places: Range<usize>,
+        memory: TileMemory<'_>,
+    ) -> Self::Values;
 }
 
 impl State {
@@ -212,28 +242,34 @@ impl<K: KeyValues> Kernel for AttendSplit<'_, K> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (queries, scratch, dims) = (self.queries, self.scratch, self.dims);
-        let rows = queries.rows();
+        let rows = queries.head_rows();
         let seen = queries.all_seen();
         let (from, to) = (seen.start.max(self.split * SPLIT), seen.end.min((self.split + 1) * SPLIT));
         let mut addresses = [std::ptr::null(); TILE];
         // SAFETY: the promise of `new`.
         unsafe {
-            scratch.part.clear(rows, dims.padded());
+            scratch.part.clear(queries.rows(), dims.padded());
             let mut start = from / TILE * TILE;
             while start < to {
                 let places = from.max(start) - start..to.min(start + TILE) - start;
-                let memory = TileMemory {
-                    keys: scratch.keys,
-                    values: scratch.values,
-                    addresses: &mut addresses,
-                    extra: scratch.extra,
-                };
-                let values = self.source.load(s, start, places.clone(), memory);
-                let mut first = 0;
-                while first < rows {
-                    let last = rows.min(first + SCORE_ROWS);
-                    attend_rows(s, queries, first..last, start, places.clone(), values, dims, scratch);
-                    first = last;
+                // Heads within a tile: the cache is read in the order in which it lies.
+                for head in 0..queries.key_value_heads {
+                    let memory = TileMemory {
+                        keys: scratch.keys,
+                        values: scratch.values,
+                        addresses: &mut addresses,
+                        extra: scratch.extra,
+                    };
+                    let values = self.source.load(s, head, start, places.clone(), memory);
+                    let queries = queries.of_head(head);
+                    let state = scratch.part.row(head * rows, dims.padded());
+                    let scratch = Scratch { part: state, ..*scratch };
+                    let mut first = 0;
+                    while first < rows {
+                        let last = rows.min(first + SCORE_ROWS);
+                        attend_rows(s, &queries, first..last, start, places.clone(), values, dims, &scratch);
+                        first = last;
+                    }
                 }
                 start += TILE;
             }

@@ -84,7 +84,6 @@ pub fn attention_workspace_bytes(args: &AttentionArgs, limits: &StepLimits) -> u
         tokens: limits.tokens,
         max_context: limits.max_context,
         heads: args.num_heads,
-        group: (args.num_heads / args.num_key_value_heads.max(1)).max(1),
     };
     schedule::workspace_bytes(&sizes, &args.dims(), MAX_ROWS, 0)
 }
@@ -149,9 +148,9 @@ impl Source for Cached {
     #[inline(always)]
     unsafe fn attend<S: Simd>(&self, s: S, p: &Problem<'_>, task: &Task<'_>, split: usize, scratch: &Scratch) {
         let queries = &task.queries;
-        let in_place = queries.tokens * queries.heads <= IN_PLACE_ROWS && p.dims.value_dim.is_multiple_of(LANES);
+        let in_place = queries.head_rows() <= IN_PLACE_ROWS && p.dims.value_dim.is_multiple_of(LANES);
         with_storage!(p.cache.dtype, T => {
-            let paged = Paged::<T>::new(&p.cache, task.blocks, &p.geometry, task.key_value_head);
+            let paged = Paged::<T>::new(&p.cache, task.blocks, &p.geometry, task.key_value_head, queries.key_value_heads);
             // SAFETY: the caller's promise.
             unsafe {
                 if in_place {

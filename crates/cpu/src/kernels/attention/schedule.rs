@@ -72,6 +72,7 @@ pub(crate) trait Source: Sync {
 pub(crate) struct Task<'a> {
     pub(crate) queries: Queries,
     pub(crate) blocks: &'a [i32],
+    /// First of its key/value heads.
     pub(crate) key_value_head: usize,
     /// First row in the problem's matrices.
     row: usize,
@@ -135,6 +136,8 @@ struct Plan {
     position: u32,
     first_task: u32,
     first_split: u32,
+    /// Key/value heads of a task.
+    span: u32,
     /// Splits done on their own, 0 if the sequence is done whole.
     splits: u32,
     /// First state in the workspace.
@@ -158,8 +161,9 @@ impl Cut {
         let heads = group.div_ceil(chunks);
         Self { heads, chunks, tokens: (max_rows / heads).max(1) }
     }
-    const fn rows(&self) -> usize {
-        self.heads * self.tokens
+    /// Key/value heads of a task for a sequence of so many tokens.
+    fn span(&self, tokens: usize, key_value_heads: usize, max_rows: usize) -> usize {
+        if self.chunks > 1 { 1 } else { (max_rows / (self.heads * tokens)).clamp(1, key_value_heads) }
     }
 }
 
@@ -171,7 +175,6 @@ pub(crate) struct Sizes {
     pub(crate) tokens: usize,
     pub(crate) max_context: usize,
     pub(crate) heads: usize,
-    pub(crate) group: usize,
 }
 
 /// Bytes of workspace for steps of at most these sizes.
@@ -185,9 +188,8 @@ pub(crate) fn workspace_bytes(sizes: &Sizes, dims: &Dims, max_rows: usize, extra
 }
 
 fn fixed_bytes(sizes: &Sizes, dims: &Dims, max_rows: usize, extra: usize) -> usize {
-    let rows = Cut::new(sizes.group, max_rows).rows();
     let plan = (sizes.sequences * size_of::<Plan>()).next_multiple_of(ALIGN);
-    let scratch = (Scratch::len(dims, rows, extra) * 4).next_multiple_of(ALIGN);
+    let scratch = (Scratch::len(dims, max_rows, extra) * 4).next_multiple_of(ALIGN);
     // Alignment of the start.
     ALIGN + plan + sizes.threads * scratch
 }
@@ -212,7 +214,6 @@ pub(crate) fn run<A: Source>(
         tokens: problem.q.rows,
         max_context: 0,
         heads: problem.key_value_heads * problem.group,
-        group: problem.group,
     };
     let expected = fixed_bytes(&sizes, &problem.dims, source.max_rows(), source.extra());
     if workspace.len() < expected {
@@ -221,13 +222,13 @@ pub(crate) fn run<A: Source>(
     let cut = Cut::new(problem.group, source.max_rows());
     let skew = workspace.as_ptr().align_offset(ALIGN).min(ALIGN);
     let plan_bytes = (sizes.sequences * size_of::<Plan>()).next_multiple_of(ALIGN);
-    let scratch_len = (Scratch::len(&problem.dims, cut.rows(), source.extra()) * 4).next_multiple_of(ALIGN) / 4;
+    let scratch_len = (Scratch::len(&problem.dims, source.max_rows(), source.extra()) * 4).next_multiple_of(ALIGN) / 4;
     let (plan_memory, rest) = workspace[skew..].split_at_mut(plan_bytes);
     let (scratch_memory, states) = rest.split_at_mut(threads * scratch_len * 4);
     // SAFETY: the memory is aligned and large enough, and any bytes are a valid plan.
     let plans = unsafe { std::slice::from_raw_parts_mut(plan_memory.as_mut_ptr().cast::<Plan>(), sizes.sequences) };
     let room = states.len() / (state_len(&problem.dims) * 4);
-    let tasks = plan(problem, &cut, threads, room, plans);
+    let tasks = plan(problem, &cut, source.max_rows(), threads, room, plans);
     clear_uncovered(problem);
     let run = Run {
         problem,
@@ -269,8 +270,14 @@ fn clear_uncovered(problem: &Problem<'_>) {
 }
 
 /// Fills in the plans and returns the number of tasks.
-fn plan(problem: &Problem<'_>, cut: &Cut, threads: usize, mut room: usize, plans: &mut [Plan]) -> usize {
-    let units = problem.key_value_heads * cut.chunks;
+fn plan(
+    problem: &Problem<'_>,
+    cut: &Cut,
+    max_rows: usize,
+    threads: usize,
+    mut room: usize,
+    plans: &mut [Plan],
+) -> usize {
     let heads = problem.key_value_heads * problem.group;
     let mut work = 0;
     for (s, plan) in plans.iter_mut().enumerate() {
@@ -284,10 +291,11 @@ fn plan(problem: &Problem<'_>, cut: &Cut, threads: usize, mut room: usize, plans
             position: (context + first).saturating_sub(end) as u32,
             first_task: 0,
             first_split: 0,
+            span: 0,
             splits: 0,
             first_state: 0,
         };
-        work += units * plan.tokens as usize * seen(plan, problem.window).len();
+        work += problem.key_value_heads * cut.chunks * plan.tokens as usize * seen(plan, problem.window).len();
     }
     let (mut tasks, mut states) = (0, 0);
     for plan in plans {
@@ -299,7 +307,10 @@ fn plan(problem: &Problem<'_>, cut: &Cut, threads: usize, mut room: usize, plans
         let seen = seen(plan, problem.window);
         let (first_split, end_split) = (seen.start / SPLIT, seen.end.div_ceil(SPLIT));
         let splits = end_split - first_split;
-        let largest = tokens.min(cut.tokens) * seen.len();
+        let span = cut.span(tokens, problem.key_value_heads, max_rows);
+        plan.span = span as u32;
+        let units = problem.key_value_heads.div_ceil(span) * cut.chunks;
+        let largest = span * tokens.min(cut.tokens) * seen.len();
         let needed = tokens.saturating_mul(heads).saturating_mul(splits);
         let tiles = tokens.div_ceil(cut.tokens);
         if threads > 1 && splits > 1 && largest * threads * 3 > work && needed <= room {
@@ -345,7 +356,7 @@ struct Run<'a, A> {
 impl<A: Source> Run<'_, A> {
     /// Scratch of a worker.
     fn scratch(&self, worker: usize) -> Scratch {
-        Scratch::new(self.scratch.0.wrapping_add(worker * self.scratch_len), &self.problem.dims, self.cut.rows())
+        Scratch::new(self.scratch.0.wrapping_add(worker * self.scratch_len), &self.problem.dims, self.source.max_rows())
     }
 
     /// Stored state of a row's head in one of its sequence's splits.
@@ -373,7 +384,8 @@ impl<A: Source> Kernel for Attend<'_, A> {
         let index = run.plans.partition_point(|plan| plan.first_task as usize <= self.task) - 1;
         let plan = &run.plans[index];
         let local = self.task - plan.first_task as usize;
-        let units = p.key_value_heads * run.cut.chunks;
+        let span = plan.span as usize;
+        let units = p.key_value_heads.div_ceil(span) * run.cut.chunks;
         let (split, local) = match plan.splits as usize {
             0 => (None, local),
             splits => (Some(local % splits), local / splits),
@@ -383,7 +395,7 @@ impl<A: Source> Kernel for Attend<'_, A> {
         let tiles = (plan.tokens as usize).div_ceil(run.cut.tokens);
         let token = (tiles - 1 - tile) * run.cut.tokens;
         let tokens = run.cut.tokens.min(plan.tokens as usize - token);
-        let (key_value_head, chunk) = (unit / run.cut.chunks, unit % run.cut.chunks);
+        let (key_value_head, chunk) = (unit / run.cut.chunks * span, unit % run.cut.chunks);
         let chunk_head = chunk * run.cut.heads;
         let head = key_value_head * p.group + chunk_head;
         let row = plan.row as usize + token;
@@ -392,6 +404,8 @@ impl<A: Source> Kernel for Attend<'_, A> {
                 ptr: p.q.row_ptr(row).wrapping_add(head * p.head_stride),
                 token_stride: p.q.stride,
                 head_stride: p.head_stride,
+                group_stride: p.group * p.head_stride,
+                key_value_heads: span.min(p.key_value_heads - key_value_head),
                 tokens,
                 heads: run.cut.heads.min(p.group - chunk_head),
                 position: plan.position as usize + token,
@@ -419,7 +433,7 @@ impl<A: Source> Kernel for Attend<'_, A> {
 #[inline(always)]
 unsafe fn attend_whole<S: Simd, A: Source>(s: S, run: &Run<'_, A>, task: &Task<'_>, scratch: &Scratch) {
     let (p, queries) = (run.problem, &task.queries);
-    let (rows, padded) = (queries.tokens * queries.heads, p.dims.padded());
+    let (rows, padded) = (queries.rows(), p.dims.padded());
     let seen = queries.all_seen();
     // SAFETY: the caller's promise.
     unsafe {
@@ -429,8 +443,8 @@ unsafe fn attend_whole<S: Simd, A: Source>(s: S, run: &Run<'_, A>, task: &Task<'
             s.enter(MergeRows::new(scratch.total, scratch.part, rows, padded));
         }
         for i in 0..rows {
-            let out = p.out.row_ptr(task.row + i / queries.heads);
-            let out = out.add((task.head + i % queries.heads) * p.dims.value_dim);
+            let (token, head) = queries.place(i, p.group);
+            let out = p.out.row_ptr(task.row + token).add((task.head + head) * p.dims.value_dim);
             finish_row(s, scratch.total.row(i, padded), p.dims.value_dim, out);
         }
     }
@@ -460,8 +474,9 @@ unsafe fn attend_one<S: Simd, A: Source>(
         if visible {
             run.source.attend(s, p, task, absolute, scratch);
         }
-        for i in 0..queries.tokens * queries.heads {
-            let state = run.state(plan, token + i / queries.heads, task.head + i % queries.heads, split);
+        for i in 0..queries.rows() {
+            let (row, head) = queries.place(i, p.group);
+            let state = run.state(plan, token + row, task.head + head, split);
             if !visible {
                 *state.sum = 0.0;
                 continue;

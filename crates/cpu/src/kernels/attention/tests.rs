@@ -63,7 +63,9 @@ fn oracle(args: &AttentionArgs, q: &[f32], cache: &Cache, sequences: &[(usize, u
 }
 
 /// (heads, kv heads, head_dim, value_dim, block size, window, dtype)
-const SHAPES: [(usize, usize, usize, usize, usize, usize, DType); 10] = [
+type Shape = (usize, usize, usize, usize, usize, usize, DType);
+
+const SHAPES: [Shape; 10] = [
     (9, 3, 64, 64, 16, 0, DType::F16),
     (12, 2, 128, 128, 16, 0, DType::BF16),
     (4, 4, 80, 80, 32, 0, DType::F32),
@@ -76,7 +78,7 @@ const SHAPES: [(usize, usize, usize, usize, usize, usize, DType); 10] = [
     (50, 1, 8, 8, 16, 0, DType::F16),
 ];
 
-fn shaped(shape: (usize, usize, usize, usize, usize, usize, DType)) -> (AttentionArgs, DType) {
+fn shaped(shape: Shape) -> (AttentionArgs, DType) {
     let (heads, kv, head_dim, value_dim, block_size, window, dtype) = shape;
     (AttentionArgs { block_size, window, ..args(heads, kv, head_dim, value_dim) }, dtype)
 }

@@ -38,25 +38,32 @@ impl Source for Expanded<'_> {
 
     #[inline(always)]
     unsafe fn attend<S: Simd>(&self, s: S, p: &Problem<'_>, task: &Task<'_>, split: usize, scratch: &Scratch) {
-        let source = Head { args: self.args, kv_b: self.kv_b, problem: p, task };
+        let source = Heads { args: self.args, kv_b: self.kv_b, problem: p, task };
         // SAFETY: the caller's promise.
         s.enter(unsafe { AttendSplit::new(&task.queries, source, &p.dims, split, scratch) });
     }
 }
 
-/// One head over one sequence.
-struct Head<'a> {
+/// The heads of a task over one sequence.
+struct Heads<'a> {
     args: &'a MlaArgs,
     kv_b: KvB<'a>,
     problem: &'a Problem<'a>,
     task: &'a Task<'a>,
 }
 
-impl KeyValues for Head<'_> {
+impl KeyValues for Heads<'_> {
     type Values = Strided<F32>;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(&self, s: S, start: usize, places: Range<usize>, memory: TileMemory<'_>) -> Self::Values {
+    unsafe fn load<S: Simd>(
+        &self,
+        s: S,
+        head: usize,
+        start: usize,
+        places: Range<usize>,
+        memory: TileMemory<'_>,
+    ) -> Self::Values {
         let (args, p) = (self.args, self.problem);
         let padded = args.value_dim.next_multiple_of(LANES);
         let latents = memory.extra;
@@ -64,8 +71,8 @@ impl KeyValues for Head<'_> {
         let weights = values.wrapping_add(padded * TILE);
         with_storage!(p.cache.dtype, T => {
             let mut rows = [std::ptr::null(); TILE];
-            Paged::<T>::new(&p.cache, self.task.blocks, &p.geometry, 0).addresses(
-                start, places.clone(), &mut rows, memory.addresses,
+            Paged::<T>::new(&p.cache, self.task.blocks, &p.geometry, 0, 1).addresses(
+                0, start, places.clone(), &mut rows, memory.addresses,
             );
             // SAFETY: the caller's promise; rows hold the latent, then the rotary key.
             unsafe {
@@ -77,7 +84,7 @@ impl KeyValues for Head<'_> {
                 s.enter(Turn::<T>::new(&rows, places.clone(), args.rope_dim, rotary));
             }
         }, ());
-        let head = self.task.key_value_head * (args.nope_dim + args.value_dim);
+        let head = (self.task.key_value_head + head) * (args.nope_dim + args.value_dim);
         let vectors = places.start / LANES..places.end.div_ceil(LANES);
         with_storage!(self.kv_b.dtype, W => {
             let row_bytes = args.latent_dim * W::BYTES;
@@ -94,7 +101,7 @@ impl KeyValues for Head<'_> {
     }
 }
 
-/// Weight rows times turned latents; made by [`Head::load`] alone.
+/// Weight rows times turned latents; made by [`Heads::load`] alone.
 struct Expand<W> {
     weight: *const u8,
     rows: usize,
@@ -120,7 +127,7 @@ impl<W: Storage> Kernel for Expand<W> {
         while row < self.rows {
             let n = S::TILE_ROWS.min(self.rows - row);
             let mut tile = TileRows { n, ..TileRows::EMPTY };
-            // SAFETY: weight rows, their room and the output are as large as `Head::load` made them.
+            // SAFETY: weight rows, their room and the output are as large as `Heads::load` made them.
             unsafe {
                 for i in 0..n {
                     let converted = self.converted.add(i * padded);
@@ -138,7 +145,7 @@ impl<W: Storage> Kernel for Expand<W> {
     }
 }
 
-/// [padded][TILE] to [TILE][padded]; made by [`Head::load`] alone.
+/// [padded][TILE] to [TILE][padded]; made by [`Heads::load`] alone.
 struct TurnValues {
     values: *const f32,
     padded: usize,

@@ -117,16 +117,16 @@ impl MlaArgs {
 pub fn mla_workspace_bytes(args: &MlaArgs, limits: &StepLimits) -> usize {
     let threads = limits.threads.max(1);
     let (sequences, max_context) = (limits.sequences, limits.max_context);
-    let sizes = |tokens, group| Sizes { threads, sequences, tokens, max_context, heads: args.num_heads, group };
+    let sizes = |tokens| Sizes { threads, sequences, tokens, max_context, heads: args.num_heads };
     match args.form {
         MlaForm::Expanded => {
             let extra = Expanded::extra_values(args);
-            schedule::workspace_bytes(&sizes(limits.tokens, 1), &args.dims(), EXPANDED_ROWS, extra)
+            schedule::workspace_bytes(&sizes(limits.tokens), &args.dims(), EXPANDED_ROWS, extra)
         }
         MlaForm::Absorbed => {
             let tokens = limits.tokens.min(ABSORBED_TOKENS);
             args.absorbed_values(tokens, threads) * 4
-                + schedule::workspace_bytes(&sizes(tokens, args.num_heads.max(1)), &args.dims(), ABSORBED_ROWS, 0)
+                + schedule::workspace_bytes(&sizes(tokens), &args.dims(), ABSORBED_ROWS, 0)
         }
     }
 }

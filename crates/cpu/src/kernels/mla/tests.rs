@@ -6,7 +6,9 @@ use crate::kernels::testing::{Random, Threads, bits, close};
 use crate::parallel::Serial;
 
 /// (heads, nope, rope, value, latent, block size, dtype of the cache, dtype of the weight)
-const SHAPES: [(usize, usize, usize, usize, usize, usize, DType, DType); 5] = [
+type Shape = (usize, usize, usize, usize, usize, usize, DType, DType);
+
+const SHAPES: [Shape; 5] = [
     (4, 32, 16, 32, 64, 16, DType::F16, DType::BF16),
     (2, 128, 64, 128, 512, 16, DType::BF16, DType::F32),
     (3, 12, 8, 20, 28, 4, DType::F32, DType::F16),
@@ -136,7 +138,7 @@ impl Case {
 
 #[test]
 fn both_forms_follow_the_formula_on_every_instruction_set() {
-    for i in 0..SHAPES.len() {
+    for (i, shape) in SHAPES.iter().enumerate() {
         let mut random = Random::new(400 + i as u64);
         let case = case(i, &mut random);
         let sequences = [(1, 1), (9, 9), (1, 100), (0, 0), (70, 90), (2, 290)];
@@ -159,7 +161,7 @@ fn both_forms_follow_the_formula_on_every_instruction_set() {
                     continue;
                 }
                 let out = case.run(form, isa, &Threads(3), &q, &cache, &step);
-                assert!(bits(&first) == bits(&out), "{:?} {form:?} {}", SHAPES[i], isa.name());
+                assert!(bits(&first) == bits(&out), "{shape:?} {form:?} {}", isa.name());
             }
         }
     }

@@ -199,7 +199,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
         // SAFETY: a prefetch of any address has no effect that a program sees.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
     #[inline(always)]
     fn enter<K: Kernel>(self, kernel: K) -> K::Output {

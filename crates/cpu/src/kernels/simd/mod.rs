@@ -116,7 +116,7 @@ pub trait Simd: Copy + Send + Sync {
     fn reduce_add(self, x: Self::V) -> f32;
     /// The largest lane, by [`Simd::max`] in the order of [`Simd::reduce_add`].
     fn reduce_max(self, x: Self::V) -> f32;
-    /// Asks for the cache line at `p`, which need not be readable.
+    /// Asks for the cache line at `p`, which need not be readable, into the second-level cache.
     fn prefetch(self, p: *const u8);
     /// Runs a kernel as a function of its own, compiled for this instruction set. A kernel that is used in several places,
     /// or that is large, is entered so: code grows with the sum of the kernels and not with their product.
