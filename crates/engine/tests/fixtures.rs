@@ -1,5 +1,7 @@
 //! Every family and every block type against logits that another library computed in float32.
 
+#![allow(clippy::print_stdout, reason = "the differences are worth seeing when a test fails")]
+
 mod support;
 
 use qwen_engine::{LoadOptions, MlaForm, Request};

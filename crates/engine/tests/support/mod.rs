@@ -1,5 +1,6 @@
 //! Loading fixtures on the CPU.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of this module")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
