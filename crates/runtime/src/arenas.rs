@@ -24,6 +24,12 @@ pub fn slab_bytes(bytes: u64) -> u64 {
     bytes.max(1).div_ceil(class).saturating_mul(class)
 }
 
+/// Alignment of the pools, and so of every place in them: a cache line, or more if the device wants more.
+#[must_use]
+pub fn alignment(device: &Device) -> u64 {
+    device.caps().buffer_alignment.max(64)
+}
+
 /// Buffers of temporaries and the workspace of plans.
 #[derive(Debug, Default)]
 pub struct Arenas {
@@ -89,7 +95,7 @@ fn grow(
     let usage = if name == "arena.workspace" { QHAL_USAGE_WORKSPACE } else { QHAL_USAGE_ACTIVATION };
     let mut desc = BufferDesc::new(wanted, usage, Scope::Temporary, name);
     desc.memory = if pinned { QHAL_MEMORY_DEVICE | QHAL_MEMORY_PINNED } else { QHAL_MEMORY_DEVICE };
-    desc.alignment = 64;
+    desc.alignment = alignment(device);
     *buffer = Some(device.alloc(&desc)?);
     Ok(true)
 }

@@ -46,7 +46,7 @@ impl Batch {
         Self { block_size, query_start: vec![0], ..Self::default() }
     }
 
-    /// Adds the next tokens of a sequence.
+    /// Adds the next tokens of a sequence; all of them or none.
     ///
     /// # Errors
     /// [`RuntimeError::Step`] if there is no token, a token is not an id, or the sequence has too few blocks.
@@ -61,15 +61,19 @@ impl Batch {
             return Err(step("cache blocks", format!("room for {end} tokens"), format!("room for {room}")));
         }
         let first_row = self.token_ids.len();
-        for (position, token) in (sequence.len..).zip(tokens) {
-            let id = i32::try_from(*token).map_err(|_| step("token", "an id below 2^31".into(), token.to_string()))?;
+        let positions = sequence.len..end as u32;
+        let number = |what, value: u64| {
+            i32::try_from(value).map_err(|_| step(what, "a number below 2^31".into(), value.to_string()))
+        };
+        let token_ids = tokens.iter().map(|token| number("token", u64::from(*token))).collect::<Result<Vec<_>, _>>()?;
+        let slot = |position: u32| {
             let block = sequence.blocks[(position / self.block_size) as usize].index();
-            let slot = u64::from(block) * u64::from(self.block_size) + u64::from(position % self.block_size);
-            self.token_ids.push(id);
-            self.positions.push(position as i32);
-            self.slots
-                .push(i32::try_from(slot).map_err(|_| step("slot", "a number below 2^31".into(), slot.to_string()))?);
-        }
+            number("slot", u64::from(block) * u64::from(self.block_size) + u64::from(position % self.block_size))
+        };
+        let slots = positions.clone().map(slot).collect::<Result<Vec<_>, _>>()?;
+        self.token_ids.extend(token_ids);
+        self.slots.extend(slots);
+        self.positions.extend(positions.map(|position| position as i32));
         let last_row = self.token_ids.len();
         match rows {
             LogitRows::None => {}
@@ -145,5 +149,19 @@ mod tests {
         assert!(batch.push(&SequenceKv::default(), &[1], LogitRows::Last).is_err());
         assert!(batch.push(&SequenceKv::default(), &[], LogitRows::Last).is_err());
         assert_eq!(batch.sequences(), 0);
+    }
+
+    #[test]
+    fn a_refused_sequence_leaves_nothing_behind() {
+        let mut pool = KvPool::new(1, 1);
+        pool.committed(1);
+        let sequence = SequenceKv { blocks: vec![pool.allocate().unwrap()], len: 0 };
+        let mut batch = Batch::new(4);
+        let error = batch.push(&sequence, &[1, 1 << 31], LogitRows::All).unwrap_err().to_string();
+        assert!(error.contains("token") && error.contains("2147483648"), "{error}");
+        assert!(batch.push(&sequence, &[1; 5], LogitRows::All).unwrap_err().to_string().contains("room for 5"));
+        assert_eq!((batch.tokens(), batch.slots.len(), batch.rows(), batch.sequences()), (0, 0, 0, 0));
+        batch.push(&sequence, &[1; 4], LogitRows::All).unwrap();
+        assert_eq!(batch.query_start, [0, 4]);
     }
 }

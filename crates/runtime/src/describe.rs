@@ -7,8 +7,8 @@ use qwen_hal::abi::ops;
 use qwen_hal::{Dim as HalDim, OpDesc, Phase as HalPhase, TensorDesc, Tolerance as HalTolerance};
 use qwen_ir::program::{Instruction, Operand, Place};
 use qwen_ir::{
-    Activation, BinaryFunction, Compute, DType, Dim, Epilogue, GemmType, GroupScore, GrowthPattern, MlaForm, Op, Phase,
-    RopeStyle, RouterScore, StateDecl, StateId, StateLayout, Symbol, SymbolBounds, Tolerance,
+    Activation, BinaryFunction, Compute, Dim, Epilogue, GemmType, GroupScore, GrowthPattern, MlaForm, Op, Phase, Rope,
+    RopeStyle, Route, RouterScore, StateDecl, StateId, StateLayout, Symbol, SymbolBounds, Tolerance,
 };
 
 /// A description and the symbols that its launches give values for, in order.
@@ -94,12 +94,6 @@ fn kind(op: &Op) -> u32 {
     }
 }
 
-/// Code of a storage type in the C ABI.
-#[must_use]
-pub fn dtype_code(dtype: DType) -> u32 {
-    dtype.code()
-}
-
 fn tensor(operand: &Operand, bounds: &SymbolBounds, symbols: &mut Vec<Symbol>) -> TensorDesc {
     if operand.place == Place::Absent {
         return TensorDesc::none();
@@ -120,7 +114,7 @@ fn tensor(operand: &Operand, bounds: &SymbolBounds, symbols: &mut Vec<Symbol>) -
             }
         })
         .collect();
-    let mut desc = TensorDesc::new(dtype_code(operand.dtype), &dims);
+    let mut desc = TensorDesc::new(operand.dtype.code(), &dims);
     if dims.len() == 2 && !operand.dtype.is_block_quantised() && matches!(operand.shape[1], Dim::Const(_)) {
         desc = desc.with_row_stride(i64::try_from(operand.row_stride).unwrap_or(i64::MAX));
     }
@@ -170,19 +164,7 @@ fn attributes(desc: OpDesc, instruction: &Instruction, context: &Context<'_>) ->
             linear(desc, instruction, *epilogue)
         }
         Op::Norm { eps, axis } => desc.attr_real(ops::QHAL_ATTR_EPS, *eps).attr_int(ops::QHAL_ATTR_AXIS, int(*axis)),
-        Op::Rope(rope) => desc
-            .attr_int(ops::QHAL_ATTR_NUM_HEADS, int(rope.num_heads))
-            .attr_int(ops::QHAL_ATTR_HEAD_DIM, int(rope.head_dim))
-            .attr_int(ops::QHAL_ATTR_ROTARY_OFFSET, int(rope.rotary_offset))
-            .attr_int(ops::QHAL_ATTR_ROTARY_DIM, int(rope.rotary_dim))
-            .attr_int(
-                ops::QHAL_ATTR_STYLE,
-                match rope.style {
-                    RopeStyle::Half => ops::QHAL_ROPE_HALF,
-                    RopeStyle::Interleaved => ops::QHAL_ROPE_INTERLEAVED,
-                },
-            )
-            .attr_real(ops::QHAL_ATTR_ATTENTION_FACTOR, rope.attention_factor),
+        Op::Rope(rope) => rotation(desc, rope),
         Op::Glu(f) | Op::Unary(f) => desc.attr_int(ops::QHAL_ATTR_FUNCTION, activation(*f)),
         Op::Binary(f) => {
             let broadcast = instruction.inputs.get(1).and_then(|b| b.shape.last()) == Some(&Dim::Const(1))
@@ -217,30 +199,48 @@ fn attributes(desc: OpDesc, instruction: &Instruction, context: &Context<'_>) ->
                     Some(MlaForm::Expanded) | None => ops::QHAL_MLA_EXPANDED,
                 },
             ),
-        Op::Route { route, .. } => desc
-            .attr_int(
-                ops::QHAL_ATTR_SCORE,
-                match route.score {
-                    RouterScore::Softmax => ops::QHAL_SCORE_SOFTMAX,
-                    RouterScore::Sigmoid => ops::QHAL_SCORE_SIGMOID,
-                },
-            )
-            .attr_int(ops::QHAL_ATTR_NUM_EXPERTS, int(route.num_experts))
-            .attr_int(ops::QHAL_ATTR_TOP_K, int(route.top_k))
-            .attr_int(ops::QHAL_ATTR_NUM_GROUPS, int(route.num_groups))
-            .attr_int(ops::QHAL_ATTR_TOPK_GROUP, int(route.topk_group))
-            .attr_int(
-                ops::QHAL_ATTR_GROUP_SCORE,
-                match route.group_score {
-                    GroupScore::Max => ops::QHAL_GROUP_SCORE_MAX,
-                    GroupScore::Top2Sum => ops::QHAL_GROUP_SCORE_TOP2_SUM,
-                },
-            )
-            .attr_int(ops::QHAL_ATTR_RENORMALISE, int(route.renormalise))
-            .attr_real(ops::QHAL_ATTR_SCALE, route.scale),
+        Op::Route { route, .. } => routing(desc, route),
         Op::Dispatch { num_experts } => desc.attr_int(ops::QHAL_ATTR_NUM_EXPERTS, int(*num_experts)),
         _ => desc,
     }
+}
+
+fn rotation(desc: OpDesc, rope: &Rope) -> OpDesc {
+    desc.attr_int(ops::QHAL_ATTR_NUM_HEADS, int(rope.num_heads))
+        .attr_int(ops::QHAL_ATTR_HEAD_DIM, int(rope.head_dim))
+        .attr_int(ops::QHAL_ATTR_ROTARY_OFFSET, int(rope.rotary_offset))
+        .attr_int(ops::QHAL_ATTR_ROTARY_DIM, int(rope.rotary_dim))
+        .attr_int(
+            ops::QHAL_ATTR_STYLE,
+            match rope.style {
+                RopeStyle::Half => ops::QHAL_ROPE_HALF,
+                RopeStyle::Interleaved => ops::QHAL_ROPE_INTERLEAVED,
+            },
+        )
+        .attr_real(ops::QHAL_ATTR_ATTENTION_FACTOR, rope.attention_factor)
+}
+
+fn routing(desc: OpDesc, route: &Route) -> OpDesc {
+    desc.attr_int(
+        ops::QHAL_ATTR_SCORE,
+        match route.score {
+            RouterScore::Softmax => ops::QHAL_SCORE_SOFTMAX,
+            RouterScore::Sigmoid => ops::QHAL_SCORE_SIGMOID,
+        },
+    )
+    .attr_int(ops::QHAL_ATTR_NUM_EXPERTS, int(route.num_experts))
+    .attr_int(ops::QHAL_ATTR_TOP_K, int(route.top_k))
+    .attr_int(ops::QHAL_ATTR_NUM_GROUPS, int(route.num_groups))
+    .attr_int(ops::QHAL_ATTR_TOPK_GROUP, int(route.topk_group))
+    .attr_int(
+        ops::QHAL_ATTR_GROUP_SCORE,
+        match route.group_score {
+            GroupScore::Max => ops::QHAL_GROUP_SCORE_MAX,
+            GroupScore::Top2Sum => ops::QHAL_GROUP_SCORE_TOP2_SUM,
+        },
+    )
+    .attr_int(ops::QHAL_ATTR_RENORMALISE, int(route.renormalise))
+    .attr_real(ops::QHAL_ATTR_SCALE, route.scale)
 }
 
 const fn gemm_code(gemm_type: GemmType) -> i64 {

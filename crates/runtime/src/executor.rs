@@ -4,26 +4,27 @@
 //! integer inputs to the device, sets the symbols and launches the list. Operands are bound anew only when a buffer moved.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use qwen_hal::abi::{QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_DETERMINISTIC, QHAL_USAGE_ACTIVATION, QHAL_USAGE_STAGING};
-use qwen_hal::{Buffer, BufferDesc, Device, LaunchArgs, Plan, PlanOptions, Scope, Slice, Stream};
+use qwen_hal::{Buffer, BufferDesc, Device, LaunchArgs, OpDesc, Plan, PlanError, PlanOptions, Scope, Slice, Stream};
 use qwen_ir::program::{Operand, Place, Program};
 use qwen_ir::{Phase, StateDecl, Symbol, inputs};
 
+use crate::RuntimeError;
 use crate::arenas::Arenas;
 use crate::batch::Batch;
 use crate::describe::{Context, describe};
 use crate::kv_memory::KvMemory;
 use crate::weights::WeightStore;
-use crate::{Bytes, RuntimeError};
 
 /// Where an operand of a launch comes from.
 #[derive(Debug)]
 enum Source {
     /// The same at every step.
     Fixed(Slice),
-    /// Bound when buffers move.
+    /// Place and byte offset; bound when buffers move.
     Moving(Place, u64),
     Absent,
 }
@@ -118,45 +119,32 @@ impl Executor {
         let constants = upload_constants(&program, device, stream)?;
         let options =
             PlanOptions { required_flags: QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT, max_workspace: 0 };
-        let mut plans: HashMap<String, Arc<Plan>> = HashMap::new();
+        let mut plans = HashMap::new();
         let mut launches = Vec::with_capacity(program.instructions.len());
         let mut workspace_bytes = 0;
         for (i, instruction) in program.instructions.iter().enumerate() {
             let described = describe(instruction, &context);
-            let key = format!("{:?}", described.desc);
-            let plan = match plans.get(&key) {
-                Some(plan) => Arc::clone(plan),
-                None => {
-                    let plan = device.plan(&described.desc, &options).map_err(|source| RuntimeError::Plan {
-                        origin: instruction.origin.clone(),
-                        source: Box::new(source),
-                    })?;
-                    let plan = Arc::new(plan);
-                    plans.insert(key, Arc::clone(&plan));
-                    plan
-                }
-            };
+            let plan = shared_plan(device, &described.desc, &options, &mut plans).map_err(|source| {
+                RuntimeError::Plan { origin: instruction.origin.clone(), source: Box::new(source) }
+            })?;
             workspace_bytes = workspace_bytes.max(plan.info().workspace_bytes);
-            let mut bind = |operands: &[Operand]| {
-                operands
-                    .iter()
-                    .enumerate()
-                    .map(|(input, operand)| {
-                        Ok(match operand.place {
-                            Place::Absent => Source::Absent,
-                            Place::Constant { index } => {
-                                Source::Fixed(constants.get(index as usize).cloned().ok_or_else(|| no_place(operand))?)
-                            }
-                            Place::Weight { id, source } => {
-                                Source::Fixed(weights.for_plan(device, stream, (id, source), &plan, input)?)
-                            }
-                            place => Source::Moving(place, operand.byte_offset),
-                        })
-                    })
-                    .collect::<Result<Vec<_>, RuntimeError>>()
+            let mut source = |(input, operand): (usize, &Operand)| {
+                Ok(match operand.place {
+                    Place::Absent => Source::Absent,
+                    Place::Constant { index } => {
+                        Source::Fixed(constants.get(index as usize).cloned().ok_or_else(|| no_place(operand))?)
+                    }
+                    Place::Weight { id, source } => {
+                        Source::Fixed(weights.for_plan(device, stream, (id, source), &plan, input)?)
+                    }
+                    place => Source::Moving(place, operand.byte_offset),
+                })
             };
-            let inputs = bind(&instruction.inputs)?;
-            let outputs = bind(&instruction.outputs)?;
+            let mut sources = |operands: &[Operand]| {
+                operands.iter().enumerate().map(&mut source).collect::<Result<Vec<_>, RuntimeError>>()
+            };
+            let inputs = sources(&instruction.inputs)?;
+            let outputs = sources(&instruction.outputs)?;
             launches.push(Launch {
                 args: LaunchArgs::new(&plan),
                 plan,
@@ -204,10 +192,11 @@ impl Executor {
         // A step whose logits nobody wants still computes one row: programs have no way around the head.
         let rows = values[Symbol::Rows as usize] as usize;
         let vocab = self.program.vocab_size as usize;
-        let bytes = (rows as u64).checked_mul(self.program.vocab_size * 4).ok_or(RuntimeError::Memory {
-            what: "logits".into(),
-            needed: Bytes(u64::MAX),
-            available: Bytes(0),
+        let bytes = self.program.vocab_size.checked_mul(4).and_then(|row| row.checked_mul(rows as u64));
+        let bytes = bytes.ok_or_else(|| RuntimeError::Step {
+            what: "logits",
+            expected: "a size below 2^64 bytes".into(),
+            found: format!("{rows} rows of {vocab} values"),
         })?;
         resources.buffers.ensure_logits(resources.device, bytes)?;
         self.bind(resources)?;
@@ -329,6 +318,19 @@ fn resolve(source: &Source, program: &Program, resources: &Resources<'_>) -> Res
     let slice = slice.ok_or_else(|| no_buffer("an operand"))?;
     let rest = slice.size().checked_sub(offset).ok_or_else(|| no_buffer("an operand"))?;
     Ok(Some(slice.slice(offset, rest)?))
+}
+
+/// The plan of a description. A description prints every field that it is planned from, so its text is its identity.
+fn shared_plan(
+    device: &Device,
+    desc: &OpDesc,
+    options: &PlanOptions,
+    plans: &mut HashMap<String, Arc<Plan>>,
+) -> Result<Arc<Plan>, PlanError> {
+    match plans.entry(format!("{desc:?}")) {
+        Entry::Occupied(plan) => Ok(Arc::clone(plan.get())),
+        Entry::Vacant(place) => Ok(Arc::clone(place.insert(Arc::new(device.plan(desc, options)?)))),
+    }
 }
 
 fn upload_constants(program: &Program, device: &Device, stream: &Stream) -> Result<Vec<Slice>, RuntimeError> {

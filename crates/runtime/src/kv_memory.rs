@@ -30,13 +30,15 @@ struct Layer {
 /// Bytes of one block of one layer.
 #[must_use]
 pub fn block_bytes(state: &StateDecl, dtype: DType, block_size: u32) -> u64 {
-    state.layout.elements_per_token() * u64::from(block_size) * dtype.block_bytes() as u64
+    let elements = state.layout.elements_per_token().saturating_mul(u64::from(block_size));
+    elements.saturating_mul(dtype.block_bytes() as u64)
 }
 
 /// Bytes of one block over all layers of a model.
 #[must_use]
 pub fn bytes_per_block(graph: &Graph, dtype: DType, block_size: u32) -> u64 {
-    graph.states.iter().map(|state| block_bytes(state, dtype, block_size) * u64::from(state.layers)).sum()
+    let bytes = |state: &StateDecl| block_bytes(state, dtype, block_size).saturating_mul(u64::from(state.layers));
+    graph.states.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
 impl KvMemory {
@@ -84,8 +86,9 @@ impl KvMemory {
         if total <= self.committed || !self.growable {
             return Ok(());
         }
+        let total = total.min(self.limit);
         for layer in self.layers.iter_mut().flatten() {
-            let end = (u64::from(total.min(self.limit)) * layer.block_bytes).next_multiple_of(self.granularity);
+            let end = (u64::from(total) * layer.block_bytes).next_multiple_of(self.granularity);
             if end > layer.committed {
                 layer.buffer.commit(layer.committed, end - layer.committed)?;
                 layer.committed = end;
@@ -99,14 +102,6 @@ impl KvMemory {
     #[must_use]
     pub fn slice(&self, state: StateId, layer: u32) -> Option<Slice> {
         self.layers.get(state.index())?.get(layer as usize).map(|layer| layer.buffer.whole())
-    }
-
-    /// The backed blocks of a layer.
-    #[must_use]
-    pub fn backed(&self, state: StateId, layer: u32) -> Option<Slice> {
-        let layer = self.layers.get(state.index())?.get(layer as usize)?;
-        let bytes = (u64::from(self.committed) * layer.block_bytes).min(layer.buffer.size());
-        layer.buffer.slice(0, bytes).ok()
     }
 
     /// Blocks that are backed.

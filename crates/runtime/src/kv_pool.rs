@@ -74,7 +74,13 @@ impl KvPool {
         }
     }
 
-    /// Blocks that can still be handed out.
+    /// Most blocks there can be.
+    #[must_use]
+    pub const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Blocks that can still be handed out, once the pool has grown for them.
     #[must_use]
     pub const fn available(&self) -> u32 {
         self.limit - self.used
@@ -147,7 +153,7 @@ impl KvPool {
         (block.owners > 0 && block.generation == handle.generation).then_some(block.owners)
     }
 
-    /// Figures for reports.
+    /// Figures for reports; looks at every block.
     #[must_use]
     pub fn stats(&self) -> KvPoolStats {
         let mut largest = 0;

@@ -121,7 +121,7 @@ impl Model {
             .max(1);
         let blocks = options.max_cached_tokens.div_ceil(u64::from(block_size));
         // Each sequence may leave its last block partly empty.
-        let blocks = blocks + u64::from(options.max_sequences);
+        let blocks = blocks.saturating_add(u64::from(options.max_sequences));
         let limit = u32::try_from(blocks).ok().filter(|n| u64::from(*n) * u64::from(block_size) <= i32::MAX as u64);
         let limit = limit.ok_or_else(|| RuntimeError::Step {
             what: "max_cached_tokens",
@@ -216,7 +216,7 @@ impl Model {
 
     fn compile(&self, phase: Phase, tokens: u32) -> Result<passes::Compiled, RuntimeError> {
         let tokens = u64::from(tokens);
-        let limit = u64::from(self.kv_pool.stats().limit);
+        let limit = u64::from(self.kv_pool.limit());
         let bounds = SymbolBounds::default()
             .with(Symbol::Tokens, 1, tokens)
             .with(Symbol::Sequences, 1, tokens.min(u64::from(self.options.max_sequences)))
@@ -242,7 +242,7 @@ impl Model {
         let needed = end.div_ceil(u64::from(self.block_size));
         let wanted = needed.saturating_sub(sequence.blocks.len() as u64);
         let available = self.kv_pool.available();
-        let limit = self.kv_pool.stats().limit;
+        let limit = self.kv_pool.limit();
         let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
         if wanted > available {
             return Err(RuntimeError::KvExhausted { wanted, free: available, limit });
@@ -260,13 +260,15 @@ impl Model {
     /// Gives the blocks of a sequence back.
     ///
     /// # Errors
-    /// [`RuntimeError::StaleBlock`] if one was given back before.
+    /// [`RuntimeError::StaleBlock`] if one was given back before; the others are given back nevertheless.
     pub fn release(&mut self, sequence: &mut SequenceKv) -> Result<(), RuntimeError> {
         sequence.len = 0;
+        let mut result = Ok(());
         for block in sequence.blocks.drain(..) {
-            self.kv_pool.release(block)?;
+            // A stale block must not keep the others.
+            result = result.and(self.kv_pool.release(block).map(|_| ()));
         }
-        Ok(())
+        result
     }
 
     /// Computes a step and appends the wanted logits, [rows, vocab]. Sequences are not advanced: that is the caller's, once
@@ -300,6 +302,11 @@ impl Model {
     #[must_use]
     pub const fn phase_matters(&self) -> bool {
         self.phase_matters
+    }
+    /// Most blocks of the cache, over all sequences.
+    #[must_use]
+    pub const fn cache_blocks(&self) -> u32 {
+        self.kv_pool.limit()
     }
     /// Tokens of a cache block.
     #[must_use]

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use qwen_formats::{Checkpoint, DType, Mapping, TensorInfo, blocks};
-use qwen_hal::abi::QHAL_USAGE_WEIGHT;
+use qwen_hal::abi::{QHAL_FEATURE_IMPORT_HOST, QHAL_USAGE_WEIGHT};
 use qwen_hal::{BufferDesc, Device, HostOwner, Plan, Scope, Slice, Stream};
 use qwen_ir::{Graph, Transform, WeightDecl, WeightId, WeightSource};
 
@@ -25,10 +25,16 @@ pub type WeightKey = (WeightId, u32);
 pub struct WeightStore {
     checkpoint: Arc<Checkpoint>,
     decls: Vec<WeightDecl>,
-    stored: HashMap<WeightKey, Slice>,
+    stored: HashMap<WeightKey, Stored>,
     packed: HashMap<(WeightKey, u32), Slice>,
-    packed_bytes: u64,
-    owned_bytes: u64,
+}
+
+/// A weight as it is declared.
+#[derive(Debug)]
+struct Stored {
+    slice: Slice,
+    /// Whether it takes memory besides the pages of the file.
+    owned: bool,
 }
 
 /// A range of a mapped file as the owner of a buffer.
@@ -74,14 +80,7 @@ impl WeightStore {
     /// A store for the weights of a graph.
     #[must_use]
     pub fn new(checkpoint: Arc<Checkpoint>, graph: &Graph) -> Self {
-        Self {
-            checkpoint,
-            decls: graph.weights.clone(),
-            stored: HashMap::new(),
-            packed: HashMap::new(),
-            packed_bytes: 0,
-            owned_bytes: 0,
-        }
+        Self { checkpoint, decls: graph.weights.clone(), stored: HashMap::new(), packed: HashMap::new() }
     }
 
     /// The weight as the graph declares it.
@@ -89,20 +88,18 @@ impl WeightStore {
     /// # Errors
     /// If the checkpoint does not hold what the declaration says, or memory is short.
     pub fn stored(&mut self, device: &Device, stream: &Stream, key: WeightKey) -> Result<Slice, RuntimeError> {
-        if let Some(slice) = self.stored.get(&key) {
-            return Ok(slice.clone());
+        if let Some(stored) = self.stored.get(&key) {
+            return Ok(stored.slice.clone());
         }
         let (decl, source) = self.source(key)?;
         let material = self.materialise(decl, source)?;
         let name = decl.name.clone();
-        let (owner, owned): (HostOwner, u64) = match material {
-            Material::Mapped(range) => (Arc::new(range), 0),
-            Material::Owned(bytes) => {
-                let len = bytes.len as u64;
-                (Arc::new(bytes), len)
-            }
+        let (owner, converted): (HostOwner, bool) = match material {
+            Material::Mapped(range) => (Arc::new(range), false),
+            Material::Owned(bytes) => (Arc::new(bytes), true),
         };
-        let slice = if device.caps().has(qwen_hal::abi::QHAL_FEATURE_IMPORT_HOST) {
+        let imported = device.caps().has(QHAL_FEATURE_IMPORT_HOST);
+        let slice = if imported {
             device.import_host(owner, QHAL_USAGE_WEIGHT, &name)?.whole()
         } else {
             let bytes = (*owner).as_ref();
@@ -111,8 +108,7 @@ impl WeightStore {
             stream.copy_from_host(bytes, &buffer.whole())?;
             buffer.whole()
         };
-        self.owned_bytes += owned;
-        self.stored.insert(key, slice.clone());
+        self.stored.insert(key, Stored { slice: slice.clone(), owned: converted || !imported });
         Ok(slice)
     }
 
@@ -152,7 +148,6 @@ impl WeightStore {
         }
         drop(raw);
         self.release(key)?;
-        self.packed_bytes += bytes;
         let slice = buffer.whole();
         self.packed.insert((key, layout), slice.clone());
         Ok(slice)
@@ -160,13 +155,13 @@ impl WeightStore {
 
     /// Bytes of packed weights.
     #[must_use]
-    pub const fn packed_bytes(&self) -> u64 {
-        self.packed_bytes
+    pub fn packed_bytes(&self) -> u64 {
+        self.packed.values().map(Slice::size).sum()
     }
     /// Bytes of weights that had to be copied or converted.
     #[must_use]
-    pub const fn owned_bytes(&self) -> u64 {
-        self.owned_bytes
+    pub fn owned_bytes(&self) -> u64 {
+        self.stored.values().filter(|stored| stored.owned).map(|stored| stored.slice.size()).sum()
     }
 
     fn source(&self, key: WeightKey) -> Result<(&WeightDecl, &WeightSource), RuntimeError> {
@@ -197,7 +192,7 @@ impl WeightStore {
         match &source.transform {
             Transform::AsStored => {
                 let info = self.tensor(source, 0)?;
-                self.expect(info, source.dtype, wanted, info.bytes)?;
+                check_size(info, source.dtype, wanted)?;
                 self.range(info, 0, wanted, source.dtype)
             }
             Transform::Rows { first } => {
@@ -210,7 +205,7 @@ impl WeightStore {
                 }
                 self.range(info, start, wanted, source.dtype)
             }
-            Transform::Stack => self.stack(source, wanted).map(Material::Owned),
+            Transform::Stack => self.stack(decl, source, wanted).map(Material::Owned),
             Transform::ExpertRows { first } => self.expert_rows(decl, source, *first, wanted).map(Material::Owned),
             Transform::ToF32 => self.to_f32(decl, source, wanted).map(Material::Owned),
             Transform::MergeKvB { num_heads, nope_dim, value_dim } => {
@@ -248,15 +243,13 @@ impl WeightStore {
         })
     }
 
-    fn expect(&self, info: &TensorInfo, dtype: DType, wanted: u64, found: u64) -> Result<(), RuntimeError> {
-        if info.dtype == dtype && wanted == found { Ok(()) } else { Err(mismatch(info, dtype, wanted)) }
-    }
-
     /// Bytes of a tensor; copied only if the file does not align them for the type.
     fn range(&self, info: &TensorInfo, start: u64, len: u64, dtype: DType) -> Result<Material, RuntimeError> {
         let mapping = self.checkpoint.mapping(info.shard).ok_or_else(|| mismatch(info, dtype, len))?;
-        let begin = usize::try_from(info.offset + start).map_err(|_| mismatch(info, dtype, len))?;
-        let range = begin..begin + len as usize;
+        let begin = info.offset.checked_add(start);
+        let range =
+            begin.and_then(|begin| Some(usize::try_from(begin).ok()?..usize::try_from(begin.checked_add(len)?).ok()?));
+        let range = range.ok_or_else(|| mismatch(info, dtype, len))?;
         let bytes = mapping.get(range.clone()).ok_or_else(|| mismatch(info, dtype, len))?;
         let alignment = if dtype.is_block_quantised() { 2 } else { dtype.block_bytes() };
         if (bytes.as_ptr() as usize).is_multiple_of(alignment.max(1)) {
@@ -271,14 +264,25 @@ impl WeightStore {
         self.checkpoint.tensor(&info.name).map(|view| view.data).ok_or_else(|| mismatch(info, info.dtype, info.bytes))
     }
 
-    fn stack(&self, source: &WeightSource, wanted: u64) -> Result<Owned, RuntimeError> {
-        let parts = source.tensors.len().max(1) as u64;
+    fn stack(&self, decl: &WeightDecl, source: &WeightSource, wanted: u64) -> Result<Owned, RuntimeError> {
+        let parts = source.tensors.len() as u64;
+        if parts == 0 || !wanted.is_multiple_of(parts) {
+            return Err(RuntimeError::Weight {
+                name: decl.name.clone(),
+                expected: format!("tensors that together have {wanted} bytes"),
+                found: format!("{parts} tensors of one size"),
+            });
+        }
         let part = wanted / parts;
-        let mut owned = Owned::zeroed(wanted as usize);
-        let chunks = owned.bytes_mut().chunks_exact_mut(part.max(1) as usize);
-        for (i, chunk) in chunks.enumerate().take(source.tensors.len()) {
+        // All parts are checked before memory is taken: so the files bound what is taken.
+        let infos = (0..source.tensors.len()).map(|i| {
             let info = self.tensor(source, i)?;
-            self.expect(info, source.dtype, part, info.bytes)?;
+            check_size(info, source.dtype, part)?;
+            Ok(info)
+        });
+        let infos = infos.collect::<Result<Vec<_>, RuntimeError>>()?;
+        let mut owned = Owned::zeroed(wanted as usize);
+        for (info, chunk) in infos.into_iter().zip(owned.bytes_mut().chunks_exact_mut(part.max(1) as usize)) {
             chunk.copy_from_slice(self.data(info)?);
             self.checkpoint.release(info);
         }
@@ -338,8 +342,9 @@ impl WeightStore {
             expected: "a tensor of that name".into(),
             found: "none".into(),
         })?;
-        let elements = info.shape.iter().product::<u64>();
-        let mut values = vec![0.0; elements as usize];
+        let elements = info.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+        let elements = elements.filter(|n| info.dtype.bytes_for(*n) == Some(info.bytes));
+        let mut values = vec![0.0; elements.ok_or_else(|| mismatch(info, info.dtype, info.bytes))? as usize];
         blocks::dequantize(info.dtype, self.data(info)?, &mut values)?;
         Ok(values)
     }
@@ -353,10 +358,13 @@ impl WeightStore {
     ) -> Result<Owned, RuntimeError> {
         let info = self.tensor(source, 0)?;
         let latent = decl.shape.last().copied().unwrap_or(0);
-        let k = self.f32_values(&source.tensors[0])?;
-        let v = self.f32_values(source.tensors.get(1).map_or("", String::as_str))?;
-        let sizes = [k.len() as u64, v.len() as u64, wanted];
-        if sizes != [heads * nope * latent, heads * value * latent, heads * (nope + value) * latent * 4] {
+        let k = self.f32_values(&info.name)?;
+        let v = self.f32_values(&self.tensor(source, 1)?.name)?;
+        let elements = |rows: u64| heads.checked_mul(rows)?.checked_mul(latent).filter(|n| *n > 0);
+        let fits = elements(nope) == Some(k.len() as u64)
+            && elements(value) == Some(v.len() as u64)
+            && (k.len() as u64 + v.len() as u64) * 4 == wanted;
+        if !fits {
             return Err(mismatch(info, source.dtype, wanted));
         }
         let mut owned = Owned::zeroed(wanted as usize);
@@ -377,6 +385,10 @@ impl WeightStore {
     }
 }
 
+fn check_size(info: &TensorInfo, dtype: DType, wanted: u64) -> Result<(), RuntimeError> {
+    if info.dtype == dtype && info.bytes == wanted { Ok(()) } else { Err(mismatch(info, dtype, wanted)) }
+}
+
 fn mismatch(info: &TensorInfo, dtype: DType, bytes: u64) -> RuntimeError {
     RuntimeError::Weight {
         name: info.name.clone(),
@@ -384,3 +396,6 @@ fn mismatch(info: &TensorInfo, dtype: DType, bytes: u64) -> RuntimeError {
         found: format!("{} bytes of {} {:?}", info.bytes, info.dtype.name(), info.shape),
     }
 }
+
+#[cfg(test)]
+mod tests;
