@@ -211,18 +211,21 @@ impl Engine {
     /// If a parameter or token is out of range, or the prompt does not fit the context.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
         let Request { prompt, sampling } = request;
-        let vocab_size = self.vocab_size() as u32;
-        sampling.validate(vocab_size)?;
+        sampling.validate(u32::try_from(self.vocab_size()).unwrap_or(u32::MAX))?;
         self.check_tokens(&prompt)?;
         let max_seq_len = self.loaded.model.options().max_seq_len;
         if prompt.len() >= max_seq_len as usize {
             return Err(EngineError::ContextLength { prompt: prompt.len(), max_seq_len });
         }
         let max_len = prompt.len().saturating_add(sampling.max_tokens as usize).min(max_seq_len as usize);
+        let block_size = self.loaded.model.block_size();
+        let (blocks, limit) = ((max_len as u32).div_ceil(block_size), self.loaded.model.cache_blocks());
+        if blocks > limit {
+            return Err(EngineError::CacheSize { tokens: max_len, blocks, block_size, limit });
+        }
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let stop = StopWatch::new(&sampling.stop);
-        let blocks = (max_len as u32).div_ceil(self.loaded.model.block_size());
         self.waiting.push_back(Sequence {
             id,
             prompt_len: prompt.len(),
@@ -258,13 +261,15 @@ impl Engine {
         self.admit();
         let result = self.compute(&mut outputs);
         if result.is_err() {
-            for mut sequence in std::mem::take(&mut self.running) {
-                self.promised_blocks -= sequence.blocks;
-                self.loaded.model.release(&mut sequence.kv)?;
-            }
             self.waiting.clear();
+            let mut released = Ok(());
+            for sequence in std::mem::take(&mut self.running) {
+                released = released.and(self.retire(sequence));
+            }
+            // The first error is the cause; one while cleaning up follows from it.
+            return result.and(released).map(|()| outputs);
         }
-        result.map(|()| outputs)
+        Ok(outputs)
     }
 
     fn drop_cancelled(&mut self, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
@@ -282,14 +287,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts waiting requests while their blocks are free. A request never waits behind nothing: what fits the context
-    /// fits an empty cache.
+    /// Starts waiting requests while their blocks are free. A request never waits behind nothing: what was accepted fits an
+    /// empty cache.
     fn admit(&mut self) {
         let options = self.loaded.model.options();
-        let limit = self.loaded.model.memory().kv.limit;
+        let limit = self.loaded.model.cache_blocks();
         while self.running.len() < options.max_sequences as usize {
             let Some(sequence) = self.waiting.front() else { return };
-            if self.promised_blocks + sequence.blocks > limit {
+            if sequence.blocks > limit - self.promised_blocks {
                 return;
             }
             self.promised_blocks += sequence.blocks;
@@ -385,7 +390,7 @@ impl Engine {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        let vocab_size = self.loaded.model.vocab_size() as u32;
+        let vocab_size = u32::try_from(self.loaded.model.vocab_size()).unwrap_or(u32::MAX);
         match tokens.iter().find(|id| **id >= vocab_size) {
             Some(id) => Err(EngineError::TokenRange { id: *id, vocab_size }),
             None => Ok(()),
@@ -393,10 +398,11 @@ impl Engine {
     }
 
     /// Logits of every position of a text, row by row, computed exactly as generation computes them: as a prompt, or, if
-    /// `decode`, token by token through the cache. Requests in flight are not touched.
+    /// `decode`, token by token through the cache. Requests in flight are not touched; the text is computed in blocks of the
+    /// cache that they do not use yet.
     ///
     /// # Errors
-    /// If a token is out of range, the text does not fit the context, or the device fails.
+    /// If a token is out of range, the text does not fit the context or what is free of the cache, or the device fails.
     pub fn logits(&mut self, tokens: &[u32], decode: bool, sink: &mut dyn FnMut(&[f32])) -> Result<(), EngineError> {
         self.check_tokens(tokens)?;
         let max_seq_len = self.loaded.model.options().max_seq_len;
@@ -405,8 +411,8 @@ impl Engine {
         }
         let mut kv = SequenceKv::default();
         let result = each_chunk(&mut self.loaded.model, &mut kv, tokens, decode, &mut self.logits, sink);
-        self.loaded.model.release(&mut kv)?;
-        Ok(result?)
+        let released = self.loaded.model.release(&mut kv);
+        Ok(result.and(released)?)
     }
 }
 

@@ -74,6 +74,21 @@ pub enum EngineError {
         /// Limit.
         max_seq_len: u32,
     },
+    /// A request that would wait for ever.
+    #[error(
+        "prompt and answer may take {tokens} tokens, {blocks} blocks of {block_size} in the KV cache, but it has {limit} \
+         blocks in all; ask for fewer tokens or load the model with a larger cache"
+    )]
+    CacheSize {
+        /// Tokens of prompt and longest answer.
+        tokens: usize,
+        /// Blocks for them.
+        blocks: u32,
+        /// Tokens of a block.
+        block_size: u32,
+        /// Blocks of the cache.
+        limit: u32,
+    },
     /// Logits that no token can be chosen from.
     #[error("the model gave {value} as a logit (token {token}): the checkpoint or the device is damaged")]
     NonFinite {

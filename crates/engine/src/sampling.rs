@@ -5,7 +5,7 @@
 //! those of the model, before any of it. Token `n` of a request is drawn with the `n`-th number of the request's own
 //! generator, so a request gives the same text alone, in a batch, or executed again. Ties go to the lower token id.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -144,7 +144,7 @@ pub struct Sampled {
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
-    in_prompt: HashMap<u32, u32>,
+    in_prompt: HashSet<u32>,
     in_answer: HashMap<u32, u32>,
     generator: ChaCha8Rng,
     drawn: u32,
@@ -155,12 +155,8 @@ impl Sampler {
     /// A sampler for an answer to a prompt.
     #[must_use]
     pub fn new(params: SamplingParams, prompt: &[u32]) -> Self {
-        let mut in_prompt = HashMap::new();
-        if params.repetition_penalty != 1.0 {
-            for id in prompt {
-                *in_prompt.entry(*id).or_insert(0) += 1;
-            }
-        }
+        let penalised = if params.repetition_penalty == 1.0 { &[] } else { prompt };
+        let in_prompt = penalised.iter().copied().collect();
         let generator = ChaCha8Rng::seed_from_u64(params.seed);
         Self { params, in_prompt, in_answer: HashMap::new(), generator, drawn: 0, candidates: Vec::new() }
     }
@@ -202,7 +198,7 @@ impl Sampler {
             change(*id, &|l| l + bias);
         }
         if p.repetition_penalty != 1.0 {
-            let only_prompt = self.in_prompt.keys().filter(|id| !self.in_answer.contains_key(id));
+            let only_prompt = self.in_prompt.iter().filter(|id| !self.in_answer.contains_key(id));
             for id in self.in_answer.keys().chain(only_prompt) {
                 change(*id, &|l| if l > 0.0 { l / p.repetition_penalty } else { l * p.repetition_penalty });
             }
@@ -223,8 +219,7 @@ impl Sampler {
         if top == f32::NEG_INFINITY {
             return None;
         }
-        // Weights relative to the best; min-p is a bound on them, so it can be applied before the sort.
-        let floor = if p.min_p > 0.0 { f64::from(p.min_p) } else { 0.0 };
+        // Weights are relative to the best, whose weight is 1: so min-p is a bound on them, whatever top-k and top-p leave.
         let temperature = f64::from(p.temperature);
         let mut weights: Vec<(u32, f64)> = self
             .candidates
@@ -251,7 +246,7 @@ impl Sampler {
             // A fixed order makes the draw a function of the distribution alone.
             weights.sort_unstable_by_key(|(id, _)| *id);
         }
-        weights.retain(|(_, weight)| *weight >= floor);
+        weights.retain(|(_, weight)| *weight >= f64::from(p.min_p));
         let total: f64 = weights.iter().map(|w| w.1).sum();
         self.generator.set_word_pos(u128::from(self.drawn) * 2);
         let unit = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
@@ -356,6 +351,43 @@ mod tests {
         assert_eq!(s.sample(&[4.0, 3.0, 1.0], &[]).unwrap().id, 1);
         // Token 1 is in the answer now: 3.0 / 2 - 0.5 - 0.25 = 0.75 < 1.0; token 0: -4 * 2.
         assert_eq!(s.sample(&[-4.0, 3.0, 1.0], &[]).unwrap().id, 2);
+    }
+
+    #[test]
+    fn penalties_do_not_depend_on_the_order_of_a_map() {
+        let params = SamplingParams {
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.4,
+            presence_penalty: 0.2,
+            logit_bias: vec![(3, 0.5), (3, 0.25)],
+            ..Default::default()
+        };
+        let prompt: Vec<u32> = (0..40).map(|i| i * 7 % 50).collect();
+        let logits: Vec<f32> = (0..50).map(|i| (i as f32 * 0.37).sin() * 3.0).collect();
+        // Written once more without maps: bits of the penalised logits after every token.
+        let expected = |answer: &[u32]| -> Vec<u32> {
+            let penalised = logits.iter().zip(0u32..).map(|(logit, id)| {
+                let mut l = if id == 3 { logit + 0.5 + 0.25 } else { *logit };
+                let count = answer.iter().filter(|a| **a == id).count();
+                if count > 0 || prompt.contains(&id) {
+                    l = if l > 0.0 { l / 1.3 } else { l * 1.3 };
+                }
+                if count > 0 { l - 0.4 * count as f32 - 0.2 } else { l }
+            });
+            penalised.map(f32::to_bits).collect()
+        };
+        // Each sampler's maps have an order of their own.
+        let run = || {
+            let mut s = Sampler::new(params.clone(), &prompt);
+            let mut answer = Vec::new();
+            for _ in 0..60 {
+                let id = s.sample(&logits, &[]).unwrap().id;
+                assert_eq!(s.candidates.iter().map(|c| c.1.to_bits()).collect::<Vec<_>>(), expected(&answer));
+                answer.push(id);
+            }
+            answer
+        };
+        assert_eq!(run(), run());
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub struct StopWatch {
 pub struct Released {
     /// Text that can't be part of a stop string any more.
     pub text: String,
-    /// Index of the stop string that ended the answer.
+    /// Index of the stop string that ended the answer, among those that the watch was made with.
     pub stopped: Option<usize>,
 }
 
@@ -20,7 +20,7 @@ impl StopWatch {
     /// A watch for the given texts; empty ones are ignored.
     #[must_use]
     pub fn new(stops: &[String]) -> Self {
-        Self { stops: stops.iter().filter(|s| !s.is_empty()).cloned().collect(), held: String::new() }
+        Self { stops: stops.to_vec(), held: String::new() }
     }
 
     /// Takes new text; hands out what is safe. The match that is complete first wins, of several the one that starts first:
@@ -28,7 +28,7 @@ impl StopWatch {
     pub fn push(&mut self, text: &str) -> Released {
         self.held.push_str(text);
         let found = |(i, stop): (usize, &String)| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at, i));
-        let matched = self.stops.iter().enumerate().filter_map(found).min();
+        let matched = self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()).filter_map(found).min();
         if let Some((_, at, index)) = matched {
             self.held.truncate(at);
             return Released { text: std::mem::take(&mut self.held), stopped: Some(index) };
@@ -46,7 +46,7 @@ impl StopWatch {
 
 /// Bytes of the longest proper prefix of `stop` that `text` ends with.
 fn overlap(text: &str, stop: &str) -> usize {
-    let most = text.len().min(stop.len() - 1);
+    let most = text.len().min(stop.len().saturating_sub(1));
     (1..=most)
         .rev()
         .find(|n| stop.is_char_boundary(*n) && text.as_bytes().ends_with(&stop.as_bytes()[..*n]))
@@ -66,6 +66,13 @@ mod tests {
         assert_eq!(watch.push("x"), Released { text: "<ex".into(), stopped: None });
         assert_eq!(watch.push("b\n"), Released { text: "b".into(), stopped: None });
         assert_eq!(watch.push("\nrest"), Released { text: String::new(), stopped: Some(1) });
+    }
+
+    #[test]
+    fn an_empty_text_stops_nothing_and_keeps_its_place() {
+        let mut watch = StopWatch::new(&[String::new(), "x".into()]);
+        assert_eq!(watch.push("a"), Released { text: "a".into(), stopped: None });
+        assert_eq!(watch.push("bx"), Released { text: "b".into(), stopped: Some(1) });
     }
 
     proptest! {
