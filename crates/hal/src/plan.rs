@@ -575,11 +575,6 @@ impl LaunchArgs {
         }
         self
     }
-    /// The values.
-    #[must_use]
-    pub fn symbols_mut(&mut self) -> &mut [i64] {
-        &mut self.symbols
-    }
 
     fn uses_reserved(&self) -> bool {
         let sides = self.inputs.owners.iter().chain(&self.outputs.owners);

@@ -3,7 +3,7 @@
 
 use qwen_formats::DType;
 
-use crate::{Compute, Dim, Op, StateId, Symbol, SymbolBounds, Tolerance, WeightId};
+use crate::{Compute, Dim, Op, StateId, SymbolBounds, Tolerance, WeightId};
 
 /// Pools of temporaries. Each is one buffer whose offsets are planned by lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,12 +114,4 @@ pub struct Program {
     pub arena_bytes: [u64; 3],
     /// Shape of the logits: [R, vocab].
     pub vocab_size: u64,
-}
-
-impl Program {
-    /// Index of a symbol in launch arguments.
-    #[must_use]
-    pub const fn symbol_index(symbol: Symbol) -> usize {
-        symbol as usize
-    }
 }
