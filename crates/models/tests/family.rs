@@ -460,6 +460,14 @@ fn refused_tensors() {
     mixed.remove(scale);
     let messages = [&without, &mixed].map(|tensors| build_graph(&config, tensors).unwrap_err().to_string());
     insta::assert_snapshot!(messages.join("\n"));
+
+    // Rows of a table are read without scales.
+    let shape = [config.vocab_size, config.hidden_size].map(u64::from);
+    let mut table = tensors.clone();
+    table.insert("model.embed_tokens.weight", DType::F8E4M3, shape.to_vec());
+    table.insert("model.embed_tokens.weight_scale_inv", DType::F32, shape.map(|n| n.div_ceil(128)).to_vec());
+    let message = build_graph(&config, &table).unwrap_err().to_string();
+    assert!(message.contains("embed_tokens.weight") && message.contains("f8_e4m3"), "{message}");
 }
 
 #[test]

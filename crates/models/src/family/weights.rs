@@ -177,7 +177,9 @@ impl<'a> Weights<'a> {
             let name = expand(self.pattern(role, "weight", layer)?, "weight", layer, 0);
             let spec = self.take(&name, shape)?;
             let scale = self.block_scale(&name, spec, shape)?;
-            let mut source = plain(name, spec, if scale.is_some() { Use::Matrix } else { wanted })?;
+            // Scales of a latent weight are applied when it is loaded; a table has nowhere to apply them.
+            let latent = wanted == Use::Latent && scale.is_some();
+            let mut source = plain(name, spec, if latent { Use::Matrix } else { wanted })?;
             if wanted == Use::Latent
                 && let Some(scale) = &scale
             {
