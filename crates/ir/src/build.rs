@@ -86,7 +86,6 @@ fn i32_type(shape: impl IntoIterator<Item = Dim>) -> TensorType {
 pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result<Vec<TensorType>, IrError> {
     let types = inputs.iter().map(|id| &graph.value(*id).ty).collect();
     let operands = Operands { op, types };
-    let columns = |n: u32| Dim::Const(u64::from(n));
     Ok(match op {
         Op::Input { name } => {
             operands.count(0)?;
@@ -121,29 +120,13 @@ pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result
         Op::Norm { axis, .. } => {
             operands.count(2)?;
             let (rows, width) = operands.matrix(0)?;
-            operands.shape(1, &[columns(*axis)])?;
+            operands.shape(1, &[constant(*axis)])?;
             if *axis == 0 || width % u64::from(*axis) != 0 {
                 return Err(fault(op, format!("columns divisible by the axis {axis}"), width.to_string()));
             }
             vec![f32_type([rows, width.into()])]
         }
-        Op::Rope(rope) => {
-            operands.count(3)?;
-            let width = u64::from(rope.num_heads) * u64::from(rope.head_dim);
-            let rows = operands.columns(0, width)?;
-            operands.shape(1, &[rows])?;
-            operands.shape(2, &[columns(rope.rotary_dim / 2)])?;
-            if rope.rotary_dim % 2 != 0
-                || u64::from(rope.rotary_offset) + u64::from(rope.rotary_dim) > u64::from(rope.head_dim)
-            {
-                return Err(fault(
-                    op,
-                    format!("an even rotary range within {} elements", rope.head_dim),
-                    format!("{} from {}", rope.rotary_dim, rope.rotary_offset),
-                ));
-            }
-            vec![f32_type([rows, width.into()])]
-        }
+        Op::Rope(rope) => vec![rope_type(&operands, rope)?],
         Op::Glu(_) => {
             operands.count(2)?;
             let (rows, width) = operands.rows(0)?;
@@ -182,47 +165,9 @@ pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result
             }
             vec![]
         }
-        Op::Attention { attention, .. } => {
-            operands.count(4)?;
-            let rows = operands.columns(0, u64::from(attention.num_heads) * u64::from(attention.head_dim))?;
-            paging(&operands, 1)?;
-            if attention.num_key_value_heads == 0 || attention.num_heads % attention.num_key_value_heads != 0 {
-                return Err(fault(
-                    op,
-                    format!("{} query heads divisible by the key/value heads", attention.num_heads),
-                    attention.num_key_value_heads.to_string(),
-                ));
-            }
-            let width = u64::from(attention.num_heads) * u64::from(attention.value_dim);
-            vec![f32_type([rows, width.into()])]
-        }
-        Op::MlaAttention { attention: a, .. } => {
-            operands.count(5)?;
-            let heads = u64::from(a.num_heads);
-            let all_heads = |x: u32, y: u32| heads.saturating_mul(u64::from(x) + u64::from(y));
-            let rows = operands.columns(0, all_heads(a.nope_dim, a.rope_dim))?;
-            let kv_b = [Dim::Const(all_heads(a.nope_dim, a.value_dim)), columns(a.latent_dim)];
-            operands.shape(1, &kv_b)?;
-            paging(&operands, 2)?;
-            vec![f32_type([rows, (heads * u64::from(a.value_dim)).into()])]
-        }
-        Op::Route { route, bias } => {
-            operands.count(if *bias { 2 } else { 1 })?;
-            let rows = operands.columns(0, u64::from(route.num_experts))?;
-            if *bias {
-                operands.shape(1, &[columns(route.num_experts)])?;
-            }
-            if route.top_k == 0
-                || route.num_groups == 0
-                || route.num_experts % route.num_groups != 0
-                || route.topk_group > route.num_groups
-                || u64::from(route.top_k)
-                    > u64::from(route.num_experts / route.num_groups) * u64::from(route.topk_group)
-            {
-                return Err(fault(op, "top_k experts available in the chosen groups", format!("{route:?}")));
-            }
-            vec![i32_type([rows, columns(route.top_k)]), f32_type([rows, columns(route.top_k)])]
-        }
+        Op::Attention { attention, .. } => vec![attention_type(&operands, attention)?],
+        Op::MlaAttention { attention, .. } => vec![mla_attention_type(&operands, attention)?],
+        Op::Route { route, bias } => route_types(&operands, route, *bias)?,
         Op::Dispatch { num_experts } => {
             operands.count(1)?;
             let ids = operands.get(0)?;
@@ -240,21 +185,88 @@ pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result
             }
             vec![f32_type([rows, width])]
         }
-        Op::Columns { offset, width } => {
-            operands.count(1)?;
-            let (rows, all) = operands.rows(0)?;
-            let dtype = operands.get(0)?.dtype;
-            let end = u64::from(*offset) + u64::from(*width);
-            if end > all || *width == 0 {
-                return Err(fault(op, format!("columns below {all}"), format!("{offset}..{end}")));
-            }
-            if dtype.is_block_quantised() {
-                return Err(fault(op, "values of a plain type", dtype.name()));
-            }
-            vec![TensorType::new(dtype, rows.iter().copied().chain([columns(*width)]))]
-        }
+        Op::Columns { offset, width } => vec![columns_type(&operands, *offset, *width)?],
         Op::Layers { .. } => vec![operands.get(0)?.clone()],
     })
+}
+
+fn constant(n: u32) -> Dim {
+    Dim::Const(u64::from(n))
+}
+
+fn rope_type(operands: &Operands<'_>, rope: &Rope) -> Result<TensorType, IrError> {
+    operands.count(3)?;
+    let width = u64::from(rope.num_heads) * u64::from(rope.head_dim);
+    let rows = operands.columns(0, width)?;
+    operands.shape(1, &[rows])?;
+    operands.shape(2, &[constant(rope.rotary_dim / 2)])?;
+    if !rope.rotary_dim.is_multiple_of(2)
+        || u64::from(rope.rotary_offset) + u64::from(rope.rotary_dim) > u64::from(rope.head_dim)
+    {
+        return Err(fault(
+            operands.op,
+            format!("an even rotary range within {} elements", rope.head_dim),
+            format!("{} from {}", rope.rotary_dim, rope.rotary_offset),
+        ));
+    }
+    Ok(f32_type([rows, width.into()]))
+}
+
+fn attention_type(operands: &Operands<'_>, attention: &Attention) -> Result<TensorType, IrError> {
+    operands.count(4)?;
+    let rows = operands.columns(0, u64::from(attention.num_heads) * u64::from(attention.head_dim))?;
+    paging(operands, 1)?;
+    if attention.num_key_value_heads == 0 || !attention.num_heads.is_multiple_of(attention.num_key_value_heads) {
+        return Err(fault(
+            operands.op,
+            format!("{} query heads divisible by the key/value heads", attention.num_heads),
+            attention.num_key_value_heads.to_string(),
+        ));
+    }
+    let width = u64::from(attention.num_heads) * u64::from(attention.value_dim);
+    Ok(f32_type([rows, width.into()]))
+}
+
+fn mla_attention_type(operands: &Operands<'_>, a: &MlaAttention) -> Result<TensorType, IrError> {
+    operands.count(5)?;
+    let heads = u64::from(a.num_heads);
+    let all_heads = |x: u32, y: u32| heads.saturating_mul(u64::from(x) + u64::from(y));
+    let rows = operands.columns(0, all_heads(a.nope_dim, a.rope_dim))?;
+    let kv_b = [Dim::Const(all_heads(a.nope_dim, a.value_dim)), constant(a.latent_dim)];
+    operands.shape(1, &kv_b)?;
+    paging(operands, 2)?;
+    Ok(f32_type([rows, (heads * u64::from(a.value_dim)).into()]))
+}
+
+fn route_types(operands: &Operands<'_>, route: &Route, bias: bool) -> Result<Vec<TensorType>, IrError> {
+    operands.count(if bias { 2 } else { 1 })?;
+    let rows = operands.columns(0, u64::from(route.num_experts))?;
+    if bias {
+        operands.shape(1, &[constant(route.num_experts)])?;
+    }
+    if route.top_k == 0
+        || route.num_groups == 0
+        || !route.num_experts.is_multiple_of(route.num_groups)
+        || route.topk_group > route.num_groups
+        || u64::from(route.top_k) > u64::from(route.num_experts / route.num_groups) * u64::from(route.topk_group)
+    {
+        return Err(fault(operands.op, "top_k experts available in the chosen groups", format!("{route:?}")));
+    }
+    Ok(vec![i32_type([rows, constant(route.top_k)]), f32_type([rows, constant(route.top_k)])])
+}
+
+fn columns_type(operands: &Operands<'_>, offset: u32, width: u32) -> Result<TensorType, IrError> {
+    operands.count(1)?;
+    let (rows, all) = operands.rows(0)?;
+    let dtype = operands.get(0)?.dtype;
+    let end = u64::from(offset) + u64::from(width);
+    if end > all || width == 0 {
+        return Err(fault(operands.op, format!("columns below {all}"), format!("{offset}..{end}")));
+    }
+    if dtype.is_block_quantised() {
+        return Err(fault(operands.op, "values of a plain type", dtype.name()));
+    }
+    Ok(TensorType::new(dtype, rows.iter().copied().chain([constant(width)])))
 }
 
 fn paging(operands: &Operands<'_>, first: usize) -> Result<(), IrError> {
