@@ -137,3 +137,15 @@ fn a_cancelled_request_ends_once_wherever_it_is() {
     assert_eq!(ends, ids.into_iter().zip(reasons).collect::<Vec<_>>());
     assert_eq!(used(&engine), 0);
 }
+
+#[test]
+fn every_bucket_sees_buffers_that_another_made_grow() {
+    let ids = reference(&format!("{MODEL}/reference.safetensors")).input_ids;
+    let (short, other, long) = (&ids[..4], &ids[5..9], &ids[..40]);
+    let fresh = |tokens| logits(&mut engine(MODEL, &exact(), 1), tokens, false);
+    let mut engine = engine(MODEL, &exact(), 1);
+    // The long text takes another bucket and moves the inputs; the bucket of the short ones was bound to the old place.
+    for tokens in [short, long, other, long, short] {
+        assert!(logits(&mut engine, tokens, false) == fresh(tokens), "{} tokens", tokens.len());
+    }
+}

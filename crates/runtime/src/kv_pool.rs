@@ -225,6 +225,26 @@ mod tests {
     }
 
     proptest! {
+        /// What is available can be had: growing for it backs enough blocks, and never more than the limit.
+        #[test]
+        fn growth_backs_what_is_available(
+            limit in 0u32..200,
+            first_step in 0u32..20,
+            wishes in proptest::collection::vec(0u32..80, 0..12),
+        ) {
+            let mut pool = KvPool::new(limit, first_step);
+            for wanted in wishes {
+                let wanted = wanted.min(pool.available());
+                grow(&mut pool, wanted);
+                for _ in 0..wanted {
+                    prop_assert!(pool.allocate().is_ok());
+                }
+                let stats = pool.stats();
+                prop_assert!(stats.used <= stats.committed && stats.committed <= limit);
+                prop_assert_eq!(pool.available(), limit - stats.used);
+            }
+        }
+
         /// Against a model: a map from block to owners.
         #[test]
         fn no_block_has_two_lives(ops in proptest::collection::vec((0u8..3, any::<prop::sample::Index>()), 1..400)) {
