@@ -4,6 +4,7 @@
 
 pub mod chat_template;
 pub mod family;
+pub mod files;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod hub;

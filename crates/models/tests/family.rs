@@ -420,7 +420,7 @@ fn errors_name_the_file() {
     assert!(error.contains("config.json: architectures is missing"), "{error}");
     std::fs::write(directory.path().join("config.json"), " ".repeat(5 << 20)).unwrap();
     let error = read().unwrap_err().to_string();
-    assert!(error.contains("5242880 bytes, more than"), "{error}");
+    assert!(error.contains("at most 4194304 bytes, found 5242880"), "{error}");
     copy("config.json");
     std::fs::write(directory.path().join("generation_config.json"), "3").unwrap();
     let error = read().unwrap_err().to_string();

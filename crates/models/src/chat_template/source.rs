@@ -121,7 +121,7 @@ impl TokenText {
 }
 
 fn read_text(path: &Path) -> Result<Option<String>, TemplateError> {
-    match std::fs::read_to_string(path) {
+    match crate::files::read_text_file(path, crate::files::MAX_DESCRIPTION_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(TemplateError::Read { path: path.to_owned(), source }),

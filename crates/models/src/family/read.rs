@@ -19,6 +19,7 @@ use super::table::{
     AttentionForm, BiasRule, ExpertLayers, ExpertRule, FAMILIES, Family, Gating, SharedExpert, WindowRule,
 };
 use super::tensors::TensorIndex;
+use crate::files::read_text_file;
 
 /// Largest JSON file that is read; published ones have a few kilobytes.
 const MAX_JSON_BYTES: u64 = 4 << 20;
@@ -49,12 +50,7 @@ pub fn read_config(checkpoint: &Checkpoint) -> Result<ModelConfig, ModelError> {
 
 fn read_json(path: &Path) -> Result<String, ModelError> {
     let io = |source| ModelError::Io { path: path.to_path_buf(), source };
-    let length = std::fs::metadata(path).map_err(io)?.len();
-    if length > MAX_JSON_BYTES {
-        let found = format!("{length} bytes, more than the {MAX_JSON_BYTES} that a config may have");
-        return Err(ModelError::in_file(path)(ModelError::Json { found }));
-    }
-    std::fs::read_to_string(path).map_err(io)
+    read_text_file(path, MAX_JSON_BYTES).map_err(io)
 }
 
 /// The divisors that a GGUF file stores in place of a scaling rule.
@@ -536,7 +532,11 @@ fn read_gating(family: &Family, gating: Gating, source: &Source<'_>, moe: &mut M
     }
     moe.scale = source.float(&keys::ROUTED_SCALING_FACTOR, 1e-6, 1e6)?.unwrap_or(1.0);
     moe.num_groups = source.integer(&keys::NUM_GROUPS, 0, limits::EXPERTS)?.unwrap_or(1).max(1);
-    moe.topk_group = source.integer(&keys::TOPK_GROUP, 0, limits::EXPERTS)?.unwrap_or(moe.num_groups).max(1);
+    // Zero stands for "none" where there are no groups to choose from; else the check of the config refuses it.
+    moe.topk_group = source.integer(&keys::TOPK_GROUP, 0, limits::EXPERTS)?.unwrap_or(moe.num_groups);
+    if moe.num_groups == 1 {
+        moe.topk_group = moe.topk_group.max(1);
+    }
     let method = source.text(&keys::TOPK_METHOD)?;
     let refuse = |supported: &str| {
         let found = quoted(method.as_deref().unwrap_or_default());

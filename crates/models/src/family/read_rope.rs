@@ -74,7 +74,13 @@ fn read_hf(
         Some(theta) => theta,
         None => source.float(&keys::ROPE_THETA, 1.0 + 1e-6, 1e15)?.unwrap_or(DEFAULT_THETA),
     };
-    let kind = rope.text(&keys::ROPE_TYPE)?.unwrap_or_else(|| "default".to_owned());
+    let kind = match rope.text(&keys::ROPE_TYPE)? {
+        Some(kind) => kind,
+        None => {
+            refuse_rule_without_type(object.unwrap_or(&empty))?;
+            "default".to_owned()
+        }
+    };
     let context = || -> Result<u32, ModelError> {
         let outer = Source::HuggingFace(map).integer(&keys::ORIGINAL_CONTEXT, 1, limits::CONTEXT)?;
         let inner = rope.integer(&keys::ORIGINAL_CONTEXT, 1, limits::CONTEXT)?;
@@ -102,6 +108,17 @@ fn read_hf(
         other => return Err(ModelError::unsupported("rope_type", quoted(other), SUPPORTED)),
     };
     Ok((theta, scaling))
+}
+
+/// Parameters of a rule that isn't named would be left out in silence.
+fn refuse_rule_without_type(object: &Map<String, Value>) -> Result<(), ModelError> {
+    let known = [keys::ROPE_THETA.hf, keys::PARTIAL_ROTARY_FACTOR.hf, keys::ROPE_TYPE.hf].concat();
+    match object.keys().find(|key| !known.contains(&key.as_str())) {
+        Some(key) => {
+            Err(ModelError::invalid("rope_type", format!("one of {SUPPORTED}"), format!("none beside {}", quoted(key))))
+        }
+        None => Ok(()),
+    }
 }
 
 fn read_hf_yarn(rope: &Source<'_>, context: u32, max_position_embeddings: u32) -> Result<RopeScaling, ModelError> {

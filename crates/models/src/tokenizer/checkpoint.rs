@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::json::{self, AddedEntry};
 use super::{Tokenizer, TokenizerError};
+use crate::files::{MAX_DESCRIPTION_BYTES, MAX_TOKENIZER_BYTES, read_file};
 
 #[derive(Default, Deserialize)]
 struct TokenizerConfig {
@@ -81,7 +82,8 @@ pub(super) fn read(dir: &Path) -> Result<Tokenizer, TokenizerError> {
         let has_sentencepiece = dir.join("tokenizer.model").exists();
         return Err(TokenizerError::NoTokenizer { dir: dir.to_owned(), has_sentencepiece });
     }
-    let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
+    let bytes =
+        read_file(&path, MAX_TOKENIZER_BYTES).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
     let config: TokenizerConfig = read_json(dir, "tokenizer_config.json")?.unwrap_or_default();
     let map: SpecialTokensMap = read_json(dir, "special_tokens_map.json")?.unwrap_or_default();
     let generation: Option<ModelConfig> = read_json(dir, "generation_config.json")?;
@@ -142,7 +144,7 @@ fn more_added(config: &TokenizerConfig) -> Result<Vec<AddedEntry>, TokenizerErro
 /// Reads a file that may be missing.
 fn read_json<T: DeserializeOwned>(dir: &Path, name: &str) -> Result<Option<T>, TokenizerError> {
     let path = dir.join(name);
-    let bytes = match std::fs::read(&path) {
+    let bytes = match read_file(&path, MAX_DESCRIPTION_BYTES) {
         Ok(bytes) => bytes,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(TokenizerError::Read { path, source }),

@@ -119,7 +119,8 @@ impl Tokenizer {
     /// Reads a `tokenizer.json` alone. What other files say (stop tokens, whether to add BOS) is
     /// unknown then; see [`Tokenizer::from_checkpoint_dir`].
     pub fn from_json_file(path: &Path) -> Result<Self, TokenizerError> {
-        let bytes = std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
+        let bytes = crate::files::read_file(path, crate::files::MAX_TOKENIZER_BYTES)
+            .map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
         Self::from_json_bytes(&bytes)
     }
 
