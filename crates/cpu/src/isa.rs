@@ -19,13 +19,27 @@ impl Isa {
     pub fn current() -> Self {
         static CURRENT: OnceLock<Isa> = OnceLock::new();
         *CURRENT.get_or_init(|| {
-            let limit = match std::env::var("QWEN_CPU_ISA").as_deref() {
-                Ok("scalar") => Self::Scalar,
-                Ok("avx2") => Self::Avx2,
-                _ => Self::Avx512,
-            };
+            let limit = Self::limit().unwrap_or(Self::Avx512);
             Self::detect().min(limit)
         })
+    }
+
+    /// What `QWEN_CPU_ISA` allows.
+    ///
+    /// # Errors
+    /// With its text, if that names no set.
+    pub fn limit() -> Result<Self, String> {
+        let text = std::env::var_os("QWEN_CPU_ISA").unwrap_or_default();
+        Self::named(&text.to_string_lossy())
+    }
+
+    fn named(text: &str) -> Result<Self, String> {
+        match text {
+            "scalar" => Ok(Self::Scalar),
+            "avx2" => Ok(Self::Avx2),
+            "avx512" | "" => Ok(Self::Avx512),
+            other => Err(other.to_owned()),
+        }
     }
 
     /// Every set that this processor has, for tests.
@@ -85,5 +99,19 @@ pub fn has_avx512_bf16() -> bool {
     #[cfg(not(target_arch = "x86_64"))]
     {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_named_exactly() {
+        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
+            assert_eq!(Isa::named(isa.name()), Ok(isa));
+        }
+        assert_eq!(Isa::named(""), Ok(Isa::Avx512));
+        assert_eq!(Isa::named("AVX2"), Err("AVX2".to_owned()));
     }
 }

@@ -85,9 +85,17 @@ thread_local! {
 /// Threads that the process may use: its affinity mask and its cgroup's CPU quota, or `QWEN_THREADS`.
 #[must_use]
 pub fn available_threads() -> usize {
-    let wish = std::env::var("QWEN_THREADS").ok().and_then(|text| text.trim().parse::<usize>().ok());
     let have = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    wish.filter(|n| *n > 0).unwrap_or_else(have).min(MAX_THREADS)
+    let wish = std::env::var_os("QWEN_THREADS").and_then(|text| wished_threads(&text.to_string_lossy()));
+    wish.unwrap_or_else(have).min(MAX_THREADS)
+}
+
+fn wished_threads(text: &str) -> Option<usize> {
+    let wish = text.trim().parse().ok().filter(|wish| (1..=MAX_THREADS).contains(wish));
+    if wish.is_none() && !text.is_empty() {
+        tracing::warn!("QWEN_THREADS: expected a number from 1 to {MAX_THREADS}, found {text:?}; it is ignored");
+    }
+    wish
 }
 
 impl Pool {
@@ -250,6 +258,14 @@ fn join(shared: &Shared, mut state: u64) -> bool {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn a_wish_out_of_range_is_ignored() {
+        assert_eq!(wished_threads(" 3 "), Some(3));
+        for text in ["", "0", "-1", "1.5", "x", "1000000", "99999999999999999999"] {
+            assert_eq!(wished_threads(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn each_task_runs_exactly_once() {

@@ -150,7 +150,12 @@ fn dtype_caps() -> &'static [qhal_dtype_caps] {
 
 pub(super) unsafe extern "C" fn init(_options: *const qhal_kv, _count: u32, err: *mut qhal_error) -> i32 {
     // SAFETY: the host passes null or a record.
-    unsafe { guard(err, || HostPool::current().map(drop)) }
+    unsafe { guard(err, || check_environment().and_then(|()| HostPool::current().map(drop))) }
+}
+
+fn check_environment() -> Result<(), Failure> {
+    let refused = |found| Failure::invalid(format!("QWEN_CPU_ISA: expected scalar, avx2 or avx512, found {found:?}"));
+    Isa::limit().map(drop).map_err(refused)
 }
 
 pub(super) unsafe extern "C" fn shutdown(err: *mut qhal_error) -> i32 {

@@ -1,7 +1,8 @@
 //! Choice of experts.
 //!
 //! Shape: logits [T, E], bias [E] or none; ids, weights [T, k], best first. All in f32, a token at a time, scores in arrays on
-//! the stack. k passes find the best that is left, so equal scores go to the lower index. A NaN logit counts as -inf.
+//! the stack. k passes find the best that is left, so equal scores go to the lower index. A logit or a biased score that is NaN
+//! or +inf makes the token's weights NaN: ids stay valid, and the damage reaches the answer instead of hiding in it.
 //! Bound: T E k comparisons, small beside the experts.
 
 use std::ops::Range;
@@ -118,19 +119,31 @@ impl Kernel for Route<'_> {
         let mut scores = [0.0; MAX_EXPERTS];
         let mut choice = [0.0; MAX_EXPERTS];
         for row in self.rows {
+            let mut damaged = false;
             for (score, &logit) in scores.iter_mut().zip(self.logits.row(row)) {
+                damaged |= is_damaged(logit);
                 *score = if logit.is_nan() { f32::NEG_INFINITY } else { logit };
             }
             score_row(s, self.args.score, &mut scores, experts);
             for (i, (choice, &score)) in choice.iter_mut().zip(&scores[..experts]).enumerate() {
                 let biased = self.bias.map_or(score, |bias| score + bias[i]);
+                damaged |= is_damaged(biased);
                 *choice = if biased.is_nan() { f32::NEG_INFINITY } else { biased };
             }
             // SAFETY: rows are this task's own.
             let (ids, weights) = unsafe { (self.ids.row_mut(row), self.weights.row_mut(row)) };
             choose(self.args, &scores[..experts], &choice[..experts], ids, weights);
+            if damaged {
+                weights.fill(f32::NAN);
+            }
         }
     }
+}
+
+/// No choice can rest on this value. Minus infinity is none of them: it excludes an expert.
+#[inline(always)]
+fn is_damaged(value: f32) -> bool {
+    value.is_nan() || value == f32::INFINITY
 }
 
 /// Logits to scores, in place.

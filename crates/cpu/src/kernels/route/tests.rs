@@ -118,16 +118,26 @@ fn a_negative_choice_in_an_allowed_group_beats_any_other_group() {
 }
 
 #[test]
-fn nan_is_lowest_and_never_crashes() {
+fn damaged_logits_give_valid_ids_and_nan_weights() {
     for score in [Score::Softmax, Score::Sigmoid] {
         let args = RouteArgs { score, ..PLAIN };
         let (ids, weights) = run(Isa::current(), &args, &[f32::NAN, 0.5, f32::NAN, 0.1, 0.2], None, 1);
         assert_eq!(ids, [1, 4, 3]);
-        assert!(weights.iter().all(|w| w.is_finite()));
-        let (ids, _) = run(Isa::current(), &args, &[f32::NAN; 5], None, 1);
+        assert!(weights.iter().all(|w| w.is_nan()));
+        let (ids, weights) = run(Isa::current(), &args, &[f32::NAN; 5], None, 1);
         assert_eq!(ids, [0, 1, 2]);
-        let (ids, _) = run(Isa::current(), &args, &[f32::INFINITY; 5], Some(&[f32::NAN; 5]), 1);
+        assert!(weights.iter().all(|w| w.is_nan()));
+        let (ids, weights) = run(Isa::current(), &args, &[f32::INFINITY; 5], Some(&[f32::NAN; 5]), 1);
         assert!(ids.iter().all(|&id| (0..5).contains(&id)));
+        assert!(weights.iter().all(|w| w.is_nan()));
+        let bias = [0.0, f32::NAN, 0.0, 0.0, 0.0];
+        let (_, weights) = run(Isa::current(), &args, &[0.3; 5], Some(&bias), 1);
+        assert!(weights.iter().all(|w| w.is_nan()));
+        let logits = [f32::NEG_INFINITY, 0.5, 0.1, 0.1, f32::NAN, 0.5, 0.1, 0.1, 0.2, 0.3];
+        let (_, weights) = run(Isa::current(), &args, &logits, None, 2);
+        assert!(weights[..3].iter().all(|w| w.is_nan()) && weights[3..].iter().all(|w| w.is_finite()));
+        let (_, weights) = run(Isa::current(), &args, &logits[..4], None, 1);
+        assert!(weights.iter().all(|w| w.is_finite()));
     }
 }
 
