@@ -122,7 +122,27 @@ pub fn sentence(error: &dyn Error) -> String {
         }
         cause = error.source();
     }
-    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+    printable(&text.lines().map(str::trim).collect::<Vec<_>>().join(" "))
+}
+
+/// Most characters of a sentence. Its middle goes first: the file is told at the beginning, what to do at the end.
+const MAX_SENTENCE: usize = 2000;
+const SENTENCE_END: usize = 500;
+
+/// Messages quote files and arguments that anybody may have written: they must not steer the terminal, nor fill it.
+fn printable(text: &str) -> String {
+    let shown: Vec<char> = text
+        .chars()
+        .flat_map(|c| {
+            let (plain, escaped) = if c.is_control() { (None, Some(c.escape_default())) } else { (Some(c), None) };
+            plain.into_iter().chain(escaped.into_iter().flatten())
+        })
+        .collect();
+    if shown.len() <= MAX_SENTENCE {
+        return shown.into_iter().collect();
+    }
+    let (start, end) = (&shown[..MAX_SENTENCE - SENTENCE_END], &shown[shown.len() - SENTENCE_END..]);
+    start.iter().chain(&[' ', '…', ' ']).chain(end).collect()
 }
 
 #[cfg(test)]
@@ -138,6 +158,15 @@ mod tests {
         assert_eq!(sentence(&Outer(io::Error::other("a\n  b"))), "outer: a b");
         let file = CliError::file("x.gguf", "read")(io::Error::other("gone"));
         assert_eq!(sentence(&file), "x.gguf: cannot read: gone; check the path and its permissions");
+    }
+
+    #[test]
+    fn what_a_file_says_neither_steers_nor_fills_the_terminal() {
+        let long = format!("file: \u{1b}[31m\u{7}{}; what to do", "\u{9b}x".repeat(50_000));
+        let told = sentence(&io::Error::other(long));
+        assert!(told.starts_with("file: \\u{1b}[31m\\u{7}\\u{9b}x"), "{told}");
+        assert!(told.ends_with("; what to do"), "{told}");
+        assert!(told.chars().count() <= MAX_SENTENCE + 3 && !told.contains(char::is_control));
     }
 
     #[test]

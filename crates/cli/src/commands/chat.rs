@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 use qwen_engine::{Engine, FinishReason, Request, SamplingParams};
 use qwen_models::chat_template::{ChatTemplate, TemplateInput};
+use qwen_models::files::{MAX_DESCRIPTION_BYTES, read_file};
 use qwen_models::tokenizer::EncodeOptions;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -100,7 +101,7 @@ struct GenerationConfig {
 impl GenerationConfig {
     /// Of a directory; a file that can't be read says nothing here (loading has told of it).
     fn read(path: &Path) -> Self {
-        let text = std::fs::read(path.join("generation_config.json")).unwrap_or_default();
+        let text = read_file(&path.join("generation_config.json"), MAX_DESCRIPTION_BYTES).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 

@@ -85,13 +85,24 @@ impl Source {
     }
 }
 
-/// The bytes of a file; `-` is standard input.
+/// Longest text that is read; a device without end must not fill the memory.
+const MAX_TEXT_BYTES: u64 = 64 << 20;
+
+/// The bytes of a file or pipe; `-` is standard input.
 pub(crate) fn read_file(path: &std::path::Path) -> Result<Vec<u8>, CliError> {
-    let mut bytes = Vec::new();
     if path.as_os_str() == "-" {
-        std::io::stdin().lock().read_to_end(&mut bytes).map_err(CliError::file("standard input", "read"))?;
-    } else {
-        bytes = std::fs::read(path).map_err(CliError::file(path, "read"))?;
+        return read_text(std::io::stdin().lock(), std::path::Path::new("standard input"), MAX_TEXT_BYTES);
+    }
+    let file = std::fs::File::open(path).map_err(CliError::file(path, "read"))?;
+    read_text(file, path, MAX_TEXT_BYTES)
+}
+
+fn read_text(source: impl Read, path: &std::path::Path, limit: u64) -> Result<Vec<u8>, CliError> {
+    let mut bytes = Vec::new();
+    source.take(limit + 1).read_to_end(&mut bytes).map_err(CliError::file(path, "read"))?;
+    if bytes.len() as u64 > limit {
+        let expected = format!("at most {limit} bytes of text");
+        return Err(CliError::input(path.display().to_string(), expected, "more", "pass a shorter text"));
     }
     Ok(bytes)
 }
@@ -136,5 +147,13 @@ mod tests {
         assert_eq!(quoted("a \"中\"\n".as_bytes()), "\"a \\\"中\\\"\\n\"");
         assert_eq!(quoted(&[0xE4, 0xB8]), "\"\\xe4\\xb8\"");
         assert_eq!(quoted(b"\x1b["), "\"\\u{1b}[\"");
+    }
+
+    #[test]
+    fn a_text_without_end_is_refused() {
+        let name = std::path::Path::new("x");
+        assert_eq!(read_text(&b"abcd"[..], name, 4).unwrap(), b"abcd");
+        let error = read_text(std::io::repeat(0), name, 4).unwrap_err();
+        assert_eq!(error.to_string(), "x: expected at most 4 bytes of text, found more; pass a shorter text");
     }
 }

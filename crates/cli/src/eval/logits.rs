@@ -69,6 +69,10 @@ impl LogitsCommand {
         let vocab_size = engine.loaded().model.vocab_size();
         let mut values = Vec::with_capacity(self.tokens.len().saturating_mul(vocab_size));
         engine.logits(&self.tokens, self.decode, &mut |row| values.extend_from_slice(row))?;
+        if let Some(at) = values.iter().position(|logit| !logit.is_finite()) {
+            let row = at / vocab_size.max(1);
+            tracing::warn!("{} is a logit after token {row}: the checkpoint or the device is damaged", values[at]);
+        }
         Logits { rows: self.tokens.len(), vocab_size, values }.write(&self.output)
     }
 }

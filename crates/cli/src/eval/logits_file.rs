@@ -1,10 +1,11 @@
 //! Files with logits: safetensors with a tensor `logits`, [rows, vocabulary], float32.
 
-use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use qwen_formats::{Checkpoint, DType};
-use safetensors::tensor::{Dtype, TensorView};
+use serde_json::json;
 
 use crate::error::CliError;
 
@@ -53,15 +54,27 @@ impl Logits {
     /// # Errors
     /// If it can't be written, or `values` are not `rows` times `vocab_size`.
     pub fn write(&self, path: &Path) -> Result<(), CliError> {
-        let refused = |error: safetensors::SafeTensorError| {
-            CliError::file(path, "write")(match error {
-                safetensors::SafeTensorError::IoError(error) => error,
-                other => std::io::Error::other(other),
-            })
-        };
-        let bytes: Vec<u8> = self.values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let view = TensorView::new(Dtype::F32, vec![self.rows, self.vocab_size], &bytes).map_err(refused)?;
-        safetensors::serialize_to_file([(TENSOR, view)], None::<HashMap<String, String>>, path).map_err(refused)
+        self.write_to(path).map_err(CliError::file(path, "write"))
+    }
+
+    /// Writes in place: a new file in place of the old one would take the place of a device, too.
+    fn write_to(&self, path: &Path) -> io::Result<()> {
+        let (expected, found) = (self.rows.saturating_mul(self.vocab_size), self.values.len());
+        if expected != found {
+            return Err(io::Error::other(format!("expected {expected} values, found {found}")));
+        }
+        let shape = [self.rows, self.vocab_size];
+        let tensor = json!({"dtype": "F32", "shape": shape, "data_offsets": [0, self.values.len() * size_of::<f32>()]});
+        let mut header = json!({TENSOR: tensor}).to_string();
+        // Data begin at a multiple of 8.
+        header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(header.as_bytes())?;
+        for value in &self.values {
+            file.write_all(&value.to_le_bytes())?;
+        }
+        file.flush()
     }
 
     /// The rows.
@@ -82,6 +95,19 @@ mod tests {
         logits.write(&path).unwrap();
         assert_eq!(Logits::read(&path).unwrap(), logits);
         assert_eq!(logits.iter().count(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_device_is_written_to_and_not_replaced() {
+        use std::os::unix::fs::FileTypeExt;
+        let logits = Logits { rows: 1, vocab_size: 1, values: vec![1.0] };
+        // A link, so that a mistake harms nothing.
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("full");
+        std::os::unix::fs::symlink("/dev/full", &link).unwrap();
+        assert!(logits.write(&link).unwrap_err().to_string().contains("cannot write"));
+        assert!(std::fs::metadata(&link).unwrap().file_type().is_char_device());
     }
 
     #[test]
