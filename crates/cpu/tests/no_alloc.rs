@@ -92,7 +92,11 @@ fn launches_allocate_nothing() {
         }
     };
     run(64);
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    (0..10).for_each(|_| run(64));
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    // Threads of the pool and of the test harness may allocate once, when they first run; a launch would every time.
+    let rounds = (0..10).map(|_| {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        (0..10).for_each(|_| run(64));
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    });
+    assert_eq!(rounds.min(), Some(0));
 }

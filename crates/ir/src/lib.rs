@@ -10,7 +10,7 @@
 //! - Shapes are affine in a few [`Symbol`]s with bounds: no sequence length, batch or chunk size rebuilds a graph.
 //! - State (the KV cache) is named, and read and written through explicit operands only by `kv_append` and attention.
 //!
-//! - [`passes::compile`] runs the passes, [`verify`] keeps the invariants after each, [`check::check`] proves the outcome in
+//! - [`passes::compile`] runs the passes, [`verify()`] keeps the invariants after each, [`check::check`] proves the outcome in
 //!   another way; [`text`] and [`parse`] are the two directions of the text form.
 //!
 //! The crate knows no device and no file format beyond the names of storage types.

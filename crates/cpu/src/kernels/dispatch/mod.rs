@@ -63,7 +63,7 @@ pub fn dispatch_experts(
     Ok(())
 }
 
-/// y[t] = sum over j of weights[t, j] x[slots[t, j]], in order of j, plus the addend. `out` may be the addend.
+/// `y[t] = sum over j of weights[t, j] x[slots[t, j]]`, in order of j, plus the addend. `out` may be the addend.
 ///
 /// # Errors
 /// If sizes disagree, or a slot names no row.

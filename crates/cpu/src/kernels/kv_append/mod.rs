@@ -1,6 +1,6 @@
 //! Writes keys and values of a step's tokens into the paged cache, rounded to its dtype.
 //!
-//! Shape: k [T, heads * head_dim], v [T, heads * value_dim], slots [T] (block * block_size + index; negative: skip). A task is
+//! Shape: k [T, heads * head_dim], v [T, heads * value_dim], `slots [T]` (block * block_size + index; negative: skip). A task is
 //! one head's keys or values over all tokens: two tokens with one slot (a caller's mistake) still write in order, from one
 //! thread. Bound: memory traffic of k and v.
 

@@ -1,6 +1,6 @@
 //! Root-mean-square norm over groups of a row: y = x / sqrt(mean(x^2) + eps) * w.
 //!
-//! Shape: x, out [T, C], w [AXIS] with AXIS a divisor of C; in place allowed. Per group two passes, both in L1: squares into
+//! Shape: x, out [T, C], `w [AXIS]` with AXIS a divisor of C; in place allowed. Per group two passes, both in L1: squares into
 //! four vector accumulators in turn (vector i of the group into accumulator i mod 4), added as (0 + 1) + (2 + 3) and then
 //! lane-wise, so the order is fixed by AXIS alone; then the scaled product. Bound: memory traffic of x and out.
 

@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 //!
-//! Shape: x, out [T, NUM_HEADS * HEAD_DIM], positions [T], inv_freq [ROTARY_DIM / 2]; in place allowed. Cosines and sines of
+//! Shape: x, out [T, NUM_HEADS * HEAD_DIM], `positions [T]`, inv_freq [ROTARY_DIM / 2]; in place allowed. Cosines and sines of
 //! a token are computed once, into arrays on the stack, and shared by its heads. Pairs (a, b) become
 //! (a cos - b sin, b cos + a sin), each as one product and one fused multiply-add. Bound: memory traffic of x and out.
 

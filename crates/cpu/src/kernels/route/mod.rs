@@ -1,6 +1,6 @@
 //! Choice of experts.
 //!
-//! Shape: logits [T, E], bias [E] or none; ids, weights [T, k], best first. All in f32, a token at a time, scores in arrays on
+//! Shape: logits [T, E], `bias [E]` or none; ids, weights [T, k], best first. All in f32, a token at a time, scores in arrays on
 //! the stack. k passes find the best that is left, so equal scores go to the lower index. A logit or a biased score that is NaN
 //! or +inf makes the token's weights NaN: ids stay valid, and the damage reaches the answer instead of hiding in it.
 //! Bound: T E k comparisons, small beside the experts.
