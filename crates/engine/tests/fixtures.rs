@@ -1,6 +1,6 @@
 //! Every family and every block type against logits that another library computed in float32.
 
-#![allow(clippy::print_stdout, reason = "the differences are worth seeing when a test fails")]
+#![expect(clippy::print_stdout, reason = "the differences are worth seeing when a test fails")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! A result does not depend on company: the same bits alone, in a batch, cut into chunks, on any number of threads.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod support;
 
