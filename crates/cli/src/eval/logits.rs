@@ -64,7 +64,7 @@ impl LogitsCommand {
             Form::Expanded => MlaForm::Expanded,
             Form::Absorbed => MlaForm::Absorbed,
         });
-        let wish = Wish { mla_form, ..Wish::default() };
+        let wish = Wish { tokens: Some(self.tokens.len()), mla_form, ..Wish::default() };
         let mut engine = model::load(&self.model.model, &self.runtime, &wish)?;
         let vocab_size = engine.loaded().model.vocab_size();
         let mut values = Vec::with_capacity(self.tokens.len().saturating_mul(vocab_size));
