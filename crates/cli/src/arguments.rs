@@ -15,9 +15,9 @@ pub struct ModelArgument {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// 8-bit activations everywhere: quickest
+    /// 8-bit activations for quantised weights: quickest
     Fast,
-    /// 8-bit activations where they do no harm, wider elsewhere
+    /// 8-bit activations in two terms, about 15 bits, for quantised weights
     Balanced,
     /// float32 throughout
     Exact,

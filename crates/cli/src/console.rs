@@ -46,6 +46,17 @@ pub fn print_text(text: &str) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Something the program says besides its results: on a terminal beside them, otherwise on standard error.
+///
+/// # Errors
+/// If the stream can't be written.
+pub fn print_notice(text: &str) -> Result<(), CliError> {
+    if is_terminal() {
+        return print_text(text);
+    }
+    Ok(std::io::stderr().lock().write_all(text.as_bytes())?)
+}
+
 /// Text of a model or file that goes to a terminal: control characters but newline and tab are shown as escapes, so that
 /// it can't move the cursor or change the window's title.
 #[must_use]

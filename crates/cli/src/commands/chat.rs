@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::answer;
 use crate::arguments::{ModelArgument, RuntimeArguments, SamplingArguments};
-use crate::console::{self, print_text};
+use crate::console::{self, print_notice, print_text};
 use crate::error::{CliError, sentence};
 use crate::model::{self, Wish};
 
@@ -32,7 +32,9 @@ Examples:
   printf 'Hello\\nWhat did I say?\\n' | qwen chat
 
 Ctrl-C stops an answer; at the prompt, Ctrl-C twice or Ctrl-D leaves. /help lists the commands.
-From a pipe each line is a message, and answers alone are printed.";
+From a pipe each line is a message or a command; answers go to standard output, notices to
+standard error. Sampling that is not given comes from the model's generation_config.json, else
+the temperature is 0.7; without --seed it is drawn anew.";
 
 const HELP: &str = "\
 /clear           forget the conversation
@@ -218,14 +220,14 @@ impl Conversation {
         match word {
             "" => Ok(Next::Nothing),
             "/exit" | "/quit" | "/bye" => Ok(Next::Leave),
-            "/help" => print_text(HELP).map(|()| Next::Nothing),
+            "/help" => print_notice(HELP).map(|()| Next::Nothing),
             "/clear" => {
                 self.messages.clear();
                 Ok(Next::Nothing)
             }
             "/system" if rest.is_empty() => {
                 let text = self.system.as_deref().unwrap_or("none, or the template's own");
-                print_text(&format!("system message: {text}\n")).map(|()| Next::Nothing)
+                print_notice(&format!("system message: {text}\n")).map(|()| Next::Nothing)
             }
             "/system" => {
                 self.system = Some(rest.trim().to_owned());
@@ -234,7 +236,7 @@ impl Conversation {
             }
             "/regenerate" => self.forget_answer(),
             _ if word.starts_with('/') && !word.trim_start_matches('/').contains('/') => {
-                print_text(&format!("no command {word}; /help lists them\n")).map(|()| Next::Nothing)
+                print_notice(&format!("no command {word}; /help lists them\n")).map(|()| Next::Nothing)
             }
             _ => {
                 self.messages.push(message("user", line));
@@ -251,7 +253,7 @@ impl Conversation {
         }
         match self.messages.is_empty() {
             false => Ok(Next::Answer),
-            true => print_text("there is no message to answer yet\n").map(|()| Next::Nothing),
+            true => print_notice("there is no message to answer yet\n").map(|()| Next::Nothing),
         }
     }
 
@@ -260,7 +262,7 @@ impl Conversation {
         match self.answer() {
             Err(error @ (CliError::Engine(_) | CliError::Template(_) | CliError::Answer(_))) => {
                 self.messages.pop();
-                print_text(&format!("{}\n", sentence(&error)))
+                print_notice(&format!("{}\n", sentence(&error)))
             }
             result => result,
         }

@@ -22,7 +22,7 @@ Examples:
   qwen generate --prompt \"The capital of France is\" --max-tokens 16
   qwen generate --chat --prompt \"Why is the sky blue?\" --temperature 0.7 --seed 42
   qwen generate --model DeepSeek-R1-Distill-Qwen-1.5B.gguf --prompt-file question.txt --json
-  echo \"def fibonacci(n):\" | qwen generate --prompt-file - --stop \"\\n\\n\\n\"
+  echo \"def fibonacci(n):\" | qwen generate --prompt-file - --stop $'\\n\\n\\n'
 
 The prompt is continued as it is, unless --chat makes it a message by the model's chat template.
 Without a temperature the most probable token is taken each time, and any choice by chance follows

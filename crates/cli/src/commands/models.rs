@@ -24,9 +24,13 @@ Fetched models lie in QWEN_CACHE, else in qwen-inference in the user's cache fol
 const NAMES: &str = "\
 A name is owner/name[@revision][:file or quantisation], after hf: or ms: to choose the hub.
 
-QWEN_HUB=modelscope changes the default hub, QWEN_HUB_ENDPOINT and MODELSCOPE_ENDPOINT their
-addresses, HF_TOKEN gives access to closed repositories. An interrupted download goes on where it
-stopped.";
+Examples:
+  qwen models fetch Qwen/Qwen2.5-0.5B-Instruct
+  qwen models fetch ms:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M
+
+QWEN_HUB=modelscope changes the default hub. QWEN_HUB_ENDPOINT or HF_ENDPOINT is the address of
+Hugging Face, MODELSCOPE_ENDPOINT that of ModelScope; HF_TOKEN gives access to closed
+repositories. An interrupted download goes on where it stopped.";
 
 /// List, fetch or inspect models
 #[derive(Debug, Args)]

@@ -19,10 +19,10 @@ use crate::model::{self, Wish};
 const EXAMPLES: &str = "\
 Examples:
   qwen-eval kl --file corpus.txt
-  qwen-eval kl --model model.gguf --file corpus.txt --precision-b fast --tokens 10000 --window 1024 --json
+  qwen-eval kl --model model.gguf --file corpus.txt --precision-b fast --tokens 10000 --json
 
-Every window is computed as one prompt, by both. The divergence is that of b from a, in nats a token;
-its standard error takes tokens as independent, which they are not quite.";
+Every window is computed as one prompt, by both. The divergence is that of b from a, in nats
+a token; its standard error takes tokens as independent, which they are not quite.";
 
 /// Compare two precisions of a model over a text
 #[derive(Debug, Args)]

@@ -13,11 +13,11 @@ use crate::model::{self, Wish};
 const EXAMPLES: &str = "\
 Examples:
   qwen-eval logits --tokens 1,2,3 --output logits.safetensors
-  qwen-eval logits --model DeepSeek-V2-Lite.gguf --tokens 100000,5726 --output absorbed.safetensors \\
+  qwen-eval logits --model DeepSeek-V2-Lite.gguf --tokens 100000,5726 --output mla.safetensors \\
       --precision exact --decode --mla-form absorbed
 
-The file has one tensor, logits [tokens, vocabulary], float32: for each token the model's prediction of
-the next one, computed exactly as `qwen generate` computes it with the same options.";
+The file has one tensor, logits [tokens, vocabulary], float32: for each token the model's
+prediction of the next one, computed exactly as `qwen generate` computes it with the same options.";
 
 /// Write the logits of some tokens to a file
 #[derive(Debug, Args)]

@@ -8,12 +8,13 @@ use serde_json::Value;
 use crate::common::{qwen, qwen_eval, stdout};
 
 /// Runs a command with something on standard input.
-fn with_input(command: &mut Command, input: &str) -> String {
+/// Standard output and standard error of a command that reads from a pipe.
+fn with_input(command: &mut Command, input: &str) -> (String, String) {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
 }
 
 fn generate(arguments: &[&str]) -> Value {
@@ -56,7 +57,7 @@ fn the_same_command_gives_the_same_text() {
 #[test]
 fn streamed_text_is_the_text() {
     let arguments = ["generate", "--model", "models/llama", "--max-tokens", "10", "--ignore-eos", "--prompt-file", "-"];
-    let streamed = with_input(qwen().args(arguments), "Once upon a time");
+    let (streamed, _) = with_input(qwen().args(arguments), "Once upon a time");
     let text = generate(&["--prompt", "Once upon a time"])["text"].as_str().unwrap().to_owned();
     assert_eq!(streamed.trim_end_matches('\n'), text.trim_end_matches('\n'));
     assert!(streamed.ends_with('\n'));
@@ -80,22 +81,28 @@ fn a_template_makes_a_message_of_the_prompt() {
 
 #[test]
 fn a_conversation_from_a_pipe() {
-    let chat = |input: &str| {
+    let both = |input: &str| {
         let mut command = qwen();
         command.args(["chat", "--model", "models/qwen3", "--temperature", "0", "--max-tokens", "5", "--seed", "1"]);
         with_input(&mut command, input)
     };
+    let chat = |input: &str| both(input).0;
     let first = chat("Hello\n");
-    let both = chat("Hello\n\nAnd then?\n");
-    assert!(both.starts_with(&first) && both.len() > first.len());
+    let longer = chat("Hello\n\nAnd then?\n");
+    assert!(longer.starts_with(&first) && longer.len() > first.len());
     assert_eq!(chat("Hello\n/clear\nHello\n/exit\nHello\n"), format!("{first}{first}"));
     assert_eq!(chat("Hello\n/regenerate\n"), format!("{first}{first}"));
-    assert_eq!(chat("/system Be brief.\n/system\n"), "system message: Be brief.\n");
+    let notices = |input: &str| {
+        let (answers, notices) = both(input);
+        assert_eq!(answers, "", "notices are not answers");
+        notices
+    };
+    assert_eq!(notices("/system Be brief.\n/system\n"), "system message: Be brief.\n");
     assert_eq!(
-        chat("/nonsense\n/regenerate\n"),
+        notices("/nonsense\n/regenerate\n"),
         "no command /nonsense; /help lists them\nthere is no message to answer yet\n"
     );
-    assert!(chat("/help\n").contains("/regenerate"));
+    assert!(notices("/help\n").contains("/regenerate"));
 }
 
 #[test]
