@@ -5,7 +5,5 @@
 pub mod chat_template;
 pub mod family;
 pub mod files;
-#[doc(hidden)]
-pub mod fuzz;
 pub mod hub;
 pub mod tokenizer;
