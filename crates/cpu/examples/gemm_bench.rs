@@ -158,7 +158,7 @@ fn dot_products(count: usize) -> i32 {
 /// int8 products per second, in units of 10^9 operations.
 fn product_rate(pool: &dyn Parallel) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
-    if Isa::current() == Isa::Avx512 {
+    if Isa::current() >= Isa::Avx512 {
         const COUNT: usize = 100_000;
         let seconds = best(pool, || {
             pool.run(pool.threads(), &|_| {

@@ -274,7 +274,7 @@ pub(super) unsafe extern "C" fn caps(
             out.vmm_granularity = page_size() as u64;
             out.compute_units = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
             out.vector_width = match device.isa {
-                Isa::Avx512 => 64,
+                Isa::Avx512 | Isa::Amx => 64,
                 Isa::Avx2 => 32,
                 Isa::Scalar => 16,
             };

@@ -18,7 +18,7 @@ use super::wide::{GROUP, RUNS};
 use crate::isa::Isa;
 
 /// Rows of the widest tile.
-pub(super) const MAX_WIDTH: usize = 12;
+pub(super) const MAX_WIDTH: usize = 16;
 
 /// A form of rounded activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,7 @@ pub(super) const fn tile_width(rows: usize) -> usize {
         0..=2 => rows,
         3..=4 => 4,
         5..=8 => 8,
+        9..=12 => 12,
         _ => MAX_WIDTH,
     }
 }
@@ -75,7 +76,7 @@ pub(super) fn round_tile(isa: Isa, format: Format, rows: &[&[f32]], width: usize
     for (slot, row) in rows.iter().enumerate() {
         #[cfg(target_arch = "x86_64")]
         {
-            if isa == Isa::Avx512 {
+            if isa >= Isa::Avx512 {
                 // SAFETY: the instruction set was detected.
                 unsafe { super::avx512_round::round_row(format, row, slot, width, tile) };
                 continue;

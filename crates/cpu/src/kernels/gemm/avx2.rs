@@ -126,6 +126,10 @@ impl Vector for Rows8 {
     const ROWS: usize = 8;
 
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        vector!(_mm_prefetch::<_MM_HINT_T0>(p.cast()));
+    }
+    #[inline(always)]
     unsafe fn load(p: *const u8) -> Self {
         vector!(Self(_mm256_loadu_si256(p.cast())))
     }

@@ -4,7 +4,7 @@
 //! from memory, the second. Codes are stored with an offset; the accumulator starts at minus the offset times the sum of
 //! the activations' codes, so the integer sum is exact.
 //!
-//! Register plan of [`tile`], 12 tokens: 12 float accumulators, 8 weight vectors, scale and minimum, the rest for integer sums.
+//! Register plan of [`tile`], 16 tokens: 16 float accumulators, 8 weight vectors, scale and minimum, the rest for integer sums.
 //! Per token and group 8 dot products, 1 conversion, 1 product, 1 or 2 fused multiply-adds: bound by the two multiply pipes
 //! (10 or 11 of 512 bits per 512 products). One token ([`gemv`], straight from the packed form): bound by reading weights.
 
@@ -17,18 +17,19 @@ use super::sources::entries;
 use super::vector::Vector;
 use super::wide::{RUNS, WideGroup};
 
-/// The body for each row of a tile. A loop of twelve would not be unrolled, and its accumulators would live in memory.
+/// The body for each row of a tile. A loop of sixteen would not be unrolled, and its accumulators would live in memory.
 macro_rules! unroll {
     ($t:ident < $w:ident, $body:block) => {
-        unroll!(@ $t $w $body 0 1 2 3 4 5 6 7 8 9 10 11)
+        unroll!(@ $t $w $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
     };
-    (@ $t:ident $w:ident $body:block $($i:literal)*) => {
+    (@ $t:ident $w:tt $body:block $($i:literal)*) => {
         $(if $i < $w {
             let $t = $i;
             $body
         })*
     };
 }
+pub(super) use unroll;
 
 /// Adds a stretch of a panel times a tile; the vector twin of [`super::scalar::tile`].
 ///
@@ -112,7 +113,8 @@ pub(super) unsafe fn multiply(
                 2 => tile::<$h, $s, $t, $m, 2>(wide, words, acc),
                 4 => tile::<$h, $s, $t, $m, 4>(wide, words, acc),
                 8 => tile::<$h, $s, $t, $m, 8>(wide, words, acc),
-                _ => tile::<$h, $s, $t, $m, 12>(wide, words, acc),
+                12 => tile::<$h, $s, $t, $m, 12>(wide, words, acc),
+                _ => tile::<$h, $s, $t, $m, 16>(wide, words, acc),
             }
         };
     }
@@ -152,6 +154,10 @@ impl Vector for Rows16 {
     type Float = __m512;
     const ROWS: usize = 16;
 
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        vector!(_mm_prefetch::<_MM_HINT_T0>(p.cast()));
+    }
     #[inline(always)]
     unsafe fn load(p: *const u8) -> Self {
         vector!(Self(_mm512_loadu_si512(p.cast())))

@@ -115,7 +115,7 @@ impl Panel<'_> {
         if self.num_tokens == 1 {
             // Memory likes one stream of weights much better than several at once.
             self.tiles::<S, L, 1, 1>(s);
-        } else if self.isa == Isa::Avx512 {
+        } else if self.isa >= Isa::Avx512 {
             self.tiles::<S, L, 4, 6>(s);
         } else {
             self.tiles::<S, L, 2, 3>(s);

@@ -14,12 +14,14 @@
 //! | `layout`, `form` | weights in memory: sizes, packing, unpacking |
 //! | `activations` | rounding of x to int8 tiles |
 //! | `driver` | sharing work over threads, from panel to output |
-//! | `scalar`, `avx2`, `avx512` | integer products |
+//! | `scalar`, `avx2`, `avx512`, `amx` | integer products |
 //! | `vector`, `sources` | unpacking and one-row products for any vector register |
 //! | `float` | f32 products |
 //! | `epilogue` | bias, GLU, residual |
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -158,63 +158,98 @@ impl Job<'_> {
         {
             // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
             unsafe {
-                if self.isa == Isa::Avx512 {
-                    super::avx512::gemv(form.dtype, format, panel, self.words, acc);
+                if self.isa == Isa::Amx {
+                    super::avx512::gemv::<{ super::amx::AHEAD }>(form.dtype, format, panel, self.words, acc);
+                } else if self.isa == Isa::Avx512 {
+                    super::avx512::gemv::<0>(form.dtype, format, panel, self.words, acc);
                 } else {
-                    super::avx2::gemv(form.dtype, format, panel, self.words, acc);
+                    super::avx2::gemv::<0>(form.dtype, format, panel, self.words, acc);
                 }
             }
             return;
         }
         let k = self.segment.layout.k();
         let (row_words, group_words) = (format.row_words(k), format.group_words());
+        let mut products = Products::new(self.isa, form, format, self.block.rows);
         let chunk_bytes = CHUNK / form.groups() * form.packed_block_bytes();
         for (i, packed) in panel.chunks(chunk_bytes).enumerate() {
             let groups = packed.len() / form.packed_block_bytes() * form.groups();
             debug_assert!((i * CHUNK + groups) * GROUP <= k);
             let wide = &mut wide[..groups];
-            unpack(self.isa, form, packed, wide);
+            products.unpack(packed, wide);
             let mut row = 0;
             while row < self.block.rows {
                 let width = tile_width(self.block.rows - row);
                 let first = row * row_words + i * CHUNK * group_words * width;
                 let words = &self.words[first..first + groups * group_words * width];
-                multiply(self.isa, form, format, width, wide, words, &mut acc[row * PANEL..][..width * PANEL]);
+                products.multiply(width, wide, words, &mut acc[row * PANEL..][..width * PANEL]);
                 row += width;
             }
         }
     }
 }
 
-fn unpack(isa: Isa, form: Form, packed: &[u8], wide: &mut [WideGroup]) {
+/// Unpacking and multiplying with the best instructions for a number of rows.
+struct Products {
+    isa: Isa,
+    form: Form,
+    format: Format,
+    /// Codes are unpacked as signed bytes, for tile registers.
     #[cfg(target_arch = "x86_64")]
-    {
-        if isa == Isa::Avx512 {
-            // SAFETY: the instructions were detected.
-            return unsafe { super::avx512::unpack(form.dtype, packed, wide) };
-        }
-        if isa == Isa::Avx2 {
-            // SAFETY: the instructions were detected.
-            return unsafe { super::avx2::unpack(form.dtype, packed, wide) };
-        }
-    }
-    let _ = isa;
-    form.unpack(packed, wide);
+    tiles: Option<super::amx::Tiles>,
 }
 
-fn multiply(isa: Isa, form: Form, format: Format, width: usize, wide: &[WideGroup], words: &[u32], acc: &mut [f32]) {
-    let (halves, has_min) = (form.halves, form.has_min);
-    #[cfg(target_arch = "x86_64")]
-    {
-        if isa == Isa::Avx512 {
-            // SAFETY: the instructions were detected; lengths are checked inside.
-            return unsafe { super::avx512::multiply(format, halves, has_min, width, wide, words, acc) };
+impl Products {
+    fn new(isa: Isa, form: Form, format: Format, rows: usize) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let tiles = (isa == Isa::Amx && rows >= super::amx::MIN_TOKENS).then(super::amx::Tiles::new);
+            Self { isa, form, format, tiles }
         }
-        if isa == Isa::Avx2 {
-            // SAFETY: as above.
-            return unsafe { super::avx2::multiply(format, halves, has_min, width, wide, words, acc) };
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = rows;
+            Self { isa, form, format }
         }
     }
-    let _ = isa;
-    super::scalar::tile(format, halves, has_min, width, wide, words, acc);
+
+    fn unpack(&self, packed: &[u8], wide: &mut [WideGroup]) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let dtype = self.form.dtype;
+            if self.tiles.is_some() {
+                // SAFETY: the instructions were detected.
+                return unsafe { super::avx512::unpack::<0>(dtype, packed, wide) };
+            }
+            if self.isa >= Isa::Avx512 {
+                // SAFETY: the instructions were detected.
+                return unsafe { super::avx512::unpack::<128>(dtype, packed, wide) };
+            }
+            if self.isa == Isa::Avx2 {
+                // SAFETY: the instructions were detected.
+                return unsafe { super::avx2::unpack::<128>(dtype, packed, wide) };
+            }
+        }
+        self.form.unpack(packed, wide);
+    }
+
+    fn multiply(&mut self, width: usize, wide: &[WideGroup], words: &[u32], acc: &mut [f32]) {
+        let (format, halves, has_min) = (self.format, self.form.halves, self.form.has_min);
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some(tiles) = &mut self.tiles {
+                // SAFETY: the instructions were detected; lengths are checked inside.
+                return unsafe { super::amx::multiply(tiles, format, halves, has_min, width, wide, words, acc) };
+            }
+            if self.isa >= Isa::Avx512 {
+                // SAFETY: as above.
+                return unsafe { super::avx512::multiply(format, halves, has_min, width, wide, words, acc) };
+            }
+            if self.isa == Isa::Avx2 {
+                // SAFETY: as above.
+                return unsafe { super::avx2::multiply(format, halves, has_min, width, wide, words, acc) };
+            }
+        }
+        super::scalar::tile(format, halves, has_min, width, wide, words, acc);
+    }
 }

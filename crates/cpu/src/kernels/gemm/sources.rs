@@ -29,19 +29,19 @@ pub(super) trait Source {
     /// # Safety
     /// As there.
     unsafe fn dot<V: Vector, const COUNT: usize>(sum: V, codes: [V; COUNT], x: *const i32) -> V;
-    /// Codes plus 128.
+    /// Codes plus `ZERO` in place of the type's own offset.
     ///
     /// # Safety
     /// The caller has the vector's instructions.
-    unsafe fn plus_128<V: Vector>(codes: V) -> V;
+    unsafe fn with_zero_at<V: Vector, const ZERO: u8>(codes: V) -> V;
 }
 
-/// Unpacks whole packed blocks.
+/// Unpacks whole packed blocks, codes plus `ZERO`.
 ///
 /// # Safety
 /// The caller has the vector's instructions.
 #[inline(always)]
-pub(super) unsafe fn unpack<V: Vector, S: Source>(packed: &[u8], wide: &mut [WideGroup]) {
+pub(super) unsafe fn unpack<V: Vector, S: Source, const ZERO: u8>(packed: &[u8], wide: &mut [WideGroup]) {
     let blocks = packed.chunks_exact(S::BLOCK_BYTES).zip(wide.chunks_exact_mut(S::GROUPS));
     for (block, wide) in blocks {
         for (i, wide) in wide.iter_mut().enumerate() {
@@ -51,7 +51,7 @@ pub(super) unsafe fn unpack<V: Vector, S: Source>(packed: &[u8], wide: &mut [Wid
                 unsafe {
                     let group = S::load::<V>(block.as_ptr(), i, part);
                     for (to, codes) in wide.codes.iter_mut().zip(group.codes) {
-                        S::plus_128(codes).store(to.as_mut_ptr().add(row).cast());
+                        S::with_zero_at::<V, ZERO>(codes).store(to.as_mut_ptr().add(row).cast());
                     }
                     for half in 0..S::HALVES {
                         V::store_float(group.scale[half], wide.scale[half].as_mut_ptr().add(row));
@@ -63,12 +63,12 @@ pub(super) unsafe fn unpack<V: Vector, S: Source>(packed: &[u8], wide: &mut [Wid
     }
 }
 
-/// Adds a whole panel times one row, straight from the packed form.
+/// Adds a whole panel times one row, straight from the packed form, asking for memory `AHEAD` bytes ahead if that isn't 0.
 ///
 /// # Safety
 /// The caller has the vector's instructions. `words` is a tile of one row over the panel's inputs.
 #[inline(always)]
-pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: usize>(
+pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: usize, const AHEAD: usize>(
     panel: &[u8],
     words: &[u32],
     acc: &mut [f32; PANEL],
@@ -86,6 +86,12 @@ pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: 
         }
         for _ in 0..blocks {
             for group in 0..S::GROUPS {
+                if AHEAD > 0 {
+                    let ahead = block.wrapping_add(AHEAD + group * (S::BLOCK_BYTES / S::GROUPS));
+                    for line in 0..(S::BLOCK_BYTES / S::GROUPS).div_ceil(64) {
+                        V::prefetch(ahead.wrapping_add(64 * line));
+                    }
+                }
                 for (part, y) in y.iter_mut().enumerate().take(PANEL / V::ROWS) {
                     let weights = S::load::<V>(block, group, part);
                     let mut at = at;
@@ -319,9 +325,9 @@ macro_rules! source {
                 unsafe { V::dot::<$offset, COUNT>(sum, codes, x) }
             }
             #[inline(always)]
-            unsafe fn plus_128<V: Vector>(codes: V) -> V {
+            unsafe fn with_zero_at<V: Vector, const ZERO: u8>(codes: V) -> V {
                 // SAFETY: the caller's promise.
-                if $offset == 128 { codes } else { unsafe { codes.add8(V::splat8(128 - $offset)) } }
+                if $offset == ZERO { codes } else { unsafe { codes.add8(V::splat8(ZERO.wrapping_sub($offset))) } }
             }
         }
     };
@@ -423,48 +429,62 @@ pub(super) use with_source;
 macro_rules! entries {
     ($vector:ty, $features:literal) => {
         #[target_feature(enable = $features)]
-        unsafe fn unpack_source<S: $crate::kernels::gemm::sources::Source>(packed: &[u8], wide: &mut [WideGroup]) {
+        unsafe fn unpack_source<S: $crate::kernels::gemm::sources::Source, const ZERO: u8>(
+            packed: &[u8],
+            wide: &mut [WideGroup],
+        ) {
             // SAFETY: the instructions are enabled here.
-            unsafe { $crate::kernels::gemm::sources::unpack::<$vector, S>(packed, wide) }
+            unsafe { $crate::kernels::gemm::sources::unpack::<$vector, S, ZERO>(packed, wide) }
         }
 
         #[target_feature(enable = $features)]
-        unsafe fn gemv_source<S: $crate::kernels::gemm::sources::Source, const SUBS: usize, const TERMS: usize>(
+        unsafe fn gemv_source<
+            S: $crate::kernels::gemm::sources::Source,
+            const SUBS: usize,
+            const TERMS: usize,
+            const AHEAD: usize,
+        >(
             panel: &[u8],
             words: &[u32],
             acc: &mut [f32; 16],
         ) {
             // SAFETY: the instructions are enabled here; `words` by the caller's promise.
-            unsafe { $crate::kernels::gemm::sources::gemv::<$vector, S, SUBS, TERMS>(panel, words, acc) }
+            unsafe { $crate::kernels::gemm::sources::gemv::<$vector, S, SUBS, TERMS, AHEAD>(panel, words, acc) }
         }
 
-        /// Unpacks whole packed blocks of a type.
+        /// Unpacks whole packed blocks of a type, codes plus `ZERO`.
         ///
         /// # Safety
         /// The processor has the instructions.
-        pub(super) unsafe fn unpack(dtype: DType, packed: &[u8], wide: &mut [WideGroup]) {
+        pub(super) unsafe fn unpack<const ZERO: u8>(dtype: DType, packed: &[u8], wide: &mut [WideGroup]) {
             macro_rules! call {
                 ($source:ident) => {
-                    unpack_source::<$crate::kernels::gemm::sources::$source>(packed, wide)
+                    unpack_source::<$crate::kernels::gemm::sources::$source, ZERO>(packed, wide)
                 };
             }
             // SAFETY: the caller's promise.
             unsafe { $crate::kernels::gemm::sources::with_source!(dtype, call) }
         }
 
-        /// Adds a whole panel of a type times one row.
+        /// Adds a whole panel of a type times one row, asking for weights `AHEAD` bytes ahead of their use.
         ///
         /// # Safety
         /// The processor has the instructions; `words` is a tile of one row over the panel's inputs.
-        pub(super) unsafe fn gemv(dtype: DType, format: Format, panel: &[u8], words: &[u32], acc: &mut [f32; 16]) {
+        pub(super) unsafe fn gemv<const AHEAD: usize>(
+            dtype: DType,
+            format: Format,
+            panel: &[u8],
+            words: &[u32],
+            acc: &mut [f32; 16],
+        ) {
             macro_rules! call {
                 ($source:ident) => {{
                     type S = $crate::kernels::gemm::sources::$source;
                     match (<S as $crate::kernels::gemm::sources::Source>::HALVES, format.subs, format.terms) {
-                        (1, 1, 1) => gemv_source::<S, 1, 1>(panel, words, acc),
-                        (1, 1, _) => gemv_source::<S, 1, 2>(panel, words, acc),
-                        (_, _, 1) => gemv_source::<S, 2, 1>(panel, words, acc),
-                        _ => gemv_source::<S, 2, 2>(panel, words, acc),
+                        (1, 1, 1) => gemv_source::<S, 1, 1, AHEAD>(panel, words, acc),
+                        (1, 1, _) => gemv_source::<S, 1, 2, AHEAD>(panel, words, acc),
+                        (_, _, 1) => gemv_source::<S, 2, 1, AHEAD>(panel, words, acc),
+                        _ => gemv_source::<S, 2, 2, AHEAD>(panel, words, acc),
                     }
                 }};
             }

@@ -10,6 +10,8 @@ pub(super) trait Vector: Copy {
     /// Rows of a register.
     const ROWS: usize;
 
+    /// Asks for the cache line at `p`, which may be any address.
+    unsafe fn prefetch(p: *const u8);
     unsafe fn load(p: *const u8) -> Self;
     unsafe fn store(self, p: *mut u8);
     /// Every byte `x`.

@@ -137,7 +137,7 @@ pub trait Kernel {
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     {
-        if isa == Isa::Avx512 && avx512::supported() {
+        if isa >= Isa::Avx512 && avx512::supported() {
             // SAFETY: the instructions are there.
             return unsafe { avx512::run(kernel) };
         }

@@ -1,0 +1,211 @@
+//! AMX: integer products of a tile of rows, for many tokens at a time.
+//!
+//! One instruction multiplies up to 16 rows of activations (tokens times terms, 32 int8 inputs each) with a group of a panel
+//! (8 runs of [16 outputs][4 inputs], as [`WideGroup`] holds them) and leaves the 16 x 16 integer sums in a tile register. Both
+//! operands are read where they lie. The sums go through 4 KiB of stack into vector registers, where scales are applied exactly
+//! as in the other variants: integer sums are exact in any order, so results are the same bits.
+//!
+//! Weight codes are signed here ([`super::avx512::unpack`] with the target 0): there is no offset to take away again.
+//!
+//! Per 16 tokens and group with one term: 16 cycles of the multiplier, 16 stores, 16 x 3 vector operations; with two terms 32,
+//! 32 and 16 x 5. Bound by the way of the sums through memory and by the vector operations, which overlap with the
+//! multiplier's because the next group's products are begun before a group's sums are used.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::activations::Format;
+use super::avx512::unroll;
+use super::wide::{RUNS, WideGroup};
+
+/// Rows of a tile register.
+const TILE_ROWS: usize = 16;
+
+/// Bytes that one-row products ask for ahead on these processors.
+pub(super) const AHEAD: usize = 4096;
+
+/// Fewest tokens for which the way through tile registers is worth it.
+pub(super) const MIN_TOKENS: usize = 8;
+
+/// The tile registers of this thread, shaped; free again when dropped.
+pub(super) struct Tiles {
+    shape: (u8, u8),
+}
+
+#[repr(C, align(64))]
+struct Shapes([u8; 64]);
+
+impl Tiles {
+    /// Registers without a shape.
+    pub(super) const fn new() -> Self {
+        Self { shape: (0, 0) }
+    }
+
+    /// Shapes registers 0 and 1 as sums, 2 and 3 as `rows` rows of activations, 4 and 5 as weights of `runs` runs.
+    ///
+    /// # Safety
+    /// The processor has AMX and the process may use it; `rows` is 1 to 16, `runs` 1 to 16.
+    unsafe fn shape(&mut self, rows: u8, runs: u8) {
+        if self.shape == (rows, runs) {
+            return;
+        }
+        let mut shapes = Shapes([0; 64]);
+        shapes.0[0] = 1;
+        for (first, columns, rows) in [(0, 64, rows), (2, 4 * runs, rows), (4, 64, runs)] {
+            for register in first..first + 2 {
+                shapes.0[16 + 2 * register] = columns;
+                shapes.0[48 + register] = rows;
+            }
+        }
+        // SAFETY: reads the 64 bytes of a valid configuration.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly)) };
+        self.shape = (rows, runs);
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        if self.shape != (0, 0) {
+            // SAFETY: registers were shaped, so the instruction is there.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
+    }
+}
+
+/// Sums of rows at `$a` (`$stride` bytes apart) with the weights at `$b`, stored at `$c`, by the registers named.
+macro_rules! product {
+    ($sums:literal, $x:literal, $weights:literal, $a:expr, $stride:expr, $b:expr, $c:expr) => {
+        asm!(
+            concat!("tilezero tmm", $sums),
+            concat!("tileloadd tmm", $x, ", [{a} + {stride} * 1]"),
+            concat!("tileloadd tmm", $weights, ", [{b} + {line} * 1]"),
+            concat!("tdpbssd tmm", $sums, ", tmm", $x, ", tmm", $weights),
+            concat!("tilestored [{c} + {line} * 1], tmm", $sums),
+            a = in(reg) $a,
+            b = in(reg) $b,
+            c = in(reg) $c,
+            stride = in(reg) $stride,
+            line = in(reg) 64_usize,
+            options(nostack),
+        )
+    };
+}
+
+/// Sums of a step: tokens times terms.
+#[repr(C, align(64))]
+struct Sums([[i32; 16]; 2 * TILE_ROWS]);
+
+/// Adds a stretch of a panel times a tile; the AMX twin of [`super::scalar::tile`], for signed codes.
+///
+/// # Safety
+/// The processor has AVX-512 F, BW, VL, DQ and AMX int8, which the process may use. `words` holds `wide.len()` groups of a tile
+/// of `W` rows, `acc` W x 16.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const MIN: bool, const W: usize>(
+    tiles: &mut Tiles,
+    wide: &[WideGroup],
+    words: &[u32],
+    acc: &mut [f32],
+) {
+    let runs = RUNS / SUBS;
+    let sub_words = W * (runs * TERMS + 3);
+    assert!(words.len() >= wide.len() * SUBS * sub_words && acc.len() >= W * 16);
+    let parts = (W * TERMS).div_ceil(TILE_ROWS);
+    let part_rows = W * TERMS / parts;
+    let steps = wide.len() * SUBS;
+    let acc = acc.as_mut_ptr();
+    let words = words.as_ptr();
+    let mut sums = [const { Sums([[0; 16]; 2 * TILE_ROWS]) }; 2];
+    // SAFETY: the assertion covers all that is read and written below; instructions by the caller's promise.
+    unsafe {
+        tiles.shape(part_rows as u8, runs as u8);
+        let products = |step: usize, sums: *mut Sums| {
+            let weights = wide.as_ptr().add(step / SUBS).cast::<u8>().add(step % SUBS * runs * 64);
+            let x = words.add(step * sub_words).cast::<u8>();
+            let sums = sums.cast::<u8>();
+            product!("0", "2", "4", x, runs * 4, weights, sums);
+            if parts == 2 {
+                let (x, sums) = (x.add(part_rows * runs * 4), sums.add(part_rows * 64));
+                product!("1", "3", "5", x, runs * 4, weights, sums);
+            }
+        };
+        let mut y = [_mm512_setzero_ps(); W];
+        for (t, y) in y.iter_mut().enumerate() {
+            *y = _mm512_loadu_ps(acc.add(16 * t));
+        }
+        let base = sums.as_mut_ptr();
+        products(0, base);
+        for step in 0..steps {
+            if step + 1 < steps {
+                products(step + 1, base.add((step + 1) % 2));
+            }
+            let sums = base.add(step % 2).cast::<i32>();
+            let group = &wide[step / SUBS];
+            let half = if HALVES == 2 { step % SUBS } else { 0 };
+            let scale = _mm512_load_ps(group.scale[half].as_ptr());
+            let min = _mm512_load_ps(group.min[half].as_ptr());
+            let meta = words.add(step * sub_words + W * runs * TERMS).cast::<f32>();
+            unroll!(t < W, {
+                let mut sum = _mm512_load_si512(sums.add(16 * TERMS * t).cast());
+                if TERMS == 2 {
+                    let second = _mm512_load_si512(sums.add(16 * (2 * t + 1)).cast());
+                    sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sum), second);
+                }
+                let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*meta.add(t)));
+                y[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), y[t]);
+                if MIN {
+                    y[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(*meta.add(W + t)), y[t]);
+                }
+            });
+        }
+        for (t, y) in y.into_iter().enumerate() {
+            _mm512_storeu_ps(acc.add(16 * t), y);
+        }
+    }
+}
+
+/// Adds a stretch of a panel, codes signed, times a tile of `width` rows to `acc`.
+///
+/// # Safety
+/// As [`tile`].
+#[expect(clippy::too_many_arguments, reason = "what a tile is made of")]
+pub(super) unsafe fn multiply(
+    tiles: &mut Tiles,
+    format: Format,
+    halves: usize,
+    has_min: bool,
+    width: usize,
+    wide: &[WideGroup],
+    words: &[u32],
+    acc: &mut [f32],
+) {
+    /// Turns run-time values into constants, one at a time.
+    macro_rules! by_width {
+        ($h:literal, $s:literal, $t:literal, $m:literal) => {
+            match width {
+                1 => tile::<$h, $s, $t, $m, 1>(tiles, wide, words, acc),
+                2 => tile::<$h, $s, $t, $m, 2>(tiles, wide, words, acc),
+                4 => tile::<$h, $s, $t, $m, 4>(tiles, wide, words, acc),
+                8 => tile::<$h, $s, $t, $m, 8>(tiles, wide, words, acc),
+                12 => tile::<$h, $s, $t, $m, 12>(tiles, wide, words, acc),
+                _ => tile::<$h, $s, $t, $m, 16>(tiles, wide, words, acc),
+            }
+        };
+    }
+    macro_rules! by_min {
+        ($h:literal, $s:literal, $t:literal) => {
+            if has_min { by_width!($h, $s, $t, true) } else { by_width!($h, $s, $t, false) }
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (halves, format.subs, format.terms) {
+            (1, 1, 1) => by_min!(1, 1, 1),
+            (1, 1, _) => by_min!(1, 1, 2),
+            (1, _, 1) => by_min!(1, 2, 1),
+            (1, _, _) => by_min!(1, 2, 2),
+            (_, _, 1) => by_min!(2, 2, 1),
+            _ => by_min!(2, 2, 2),
+        }
+    }
+}
