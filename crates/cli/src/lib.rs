@@ -1,4 +1,4 @@
-//! The command-line programs: qwen and qwen-eval.
+//! The command-line programs: qwen, qwen-eval and qwen-bench.
 //!
 //! In: arguments, files, a terminal or pipes. Out: text for people, JSON for programs (`--json`), an exit code. The
 //! binaries only wire; everything that is worth a test is here. Invariants: standard output carries results alone;
@@ -8,6 +8,7 @@
 
 pub mod answer;
 pub mod arguments;
+pub mod bench;
 pub mod commands;
 pub mod console;
 pub mod entry;

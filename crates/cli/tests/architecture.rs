@@ -17,7 +17,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qwen-cpu", &["qwen-hal-abi", "qwen-formats"]),
     ("qwen-runtime", &["qwen-hal", "qwen-ir", "qwen-formats"]),
     ("qwen-engine", &["qwen-runtime", "qwen-models", "qwen-formats", "qwen-hal", "qwen-ir"]),
-    ("qwen-cli", &["qwen-engine", "qwen-models", "qwen-formats", "qwen-hal", "qwen-cpu"]),
+    ("qwen-bench", &["qwen-engine", "qwen-runtime", "qwen-ir"]),
+    ("qwen-cli", &["qwen-bench", "qwen-engine", "qwen-models", "qwen-formats", "qwen-hal", "qwen-cpu"]),
     ("qwen-fuzz", &["qwen-formats", "qwen-ir", "qwen-models"]),
 ];
 

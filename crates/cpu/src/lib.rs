@@ -11,5 +11,6 @@ pub mod kernels;
 pub mod matrix;
 pub mod parallel;
 mod plan;
+pub mod probe;
 
 pub use api::{PLUGIN, manifest, query};

@@ -19,7 +19,7 @@ mod stop;
 
 pub use engine::{Engine, FinishReason, Output, Request, RequestId, RequestTimings};
 pub use error::EngineError;
-pub use load::{LoadOptions, LoadStage, LoadedModel};
+pub use load::{DEFAULT_SEQ_LEN, LoadOptions, LoadStage, LoadedModel};
 pub use qwen_ir::MlaForm;
 pub use qwen_runtime::{Bytes, KvDType, MemoryReport, PassName, Policy};
 pub use sampling::{Logprobs, Sampled, Sampler, SamplingParams, TokenLogprob, logprobs};

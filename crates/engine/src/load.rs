@@ -50,7 +50,7 @@ impl Default for LoadOptions {
 }
 
 /// Context length if neither the user nor the model asks for less.
-const DEFAULT_SEQ_LEN: u32 = 4096;
+pub const DEFAULT_SEQ_LEN: u32 = 4096;
 
 /// Where loading is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

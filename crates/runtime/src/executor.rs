@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::time::Instant;
 
 use qwen_hal::abi::{QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_DETERMINISTIC, QHAL_USAGE_ACTIVATION, QHAL_USAGE_STAGING};
 use qwen_hal::{Buffer, BufferDesc, Device, LaunchArgs, OpDesc, Plan, PlanError, PlanOptions, Scope, Slice, Stream};
@@ -15,6 +16,7 @@ use qwen_ir::{Phase, StateDecl, Symbol, inputs};
 use crate::RuntimeError;
 use crate::arenas::Arenas;
 use crate::batch::Batch;
+use crate::cost::{self, Cost, Sizes, StepObserver};
 use crate::describe::{Context, describe};
 use crate::kv_memory::KvMemory;
 use crate::weights::WeightStore;
@@ -36,6 +38,23 @@ struct Launch {
     outputs: Vec<Source>,
     symbols: Vec<Symbol>,
     origin: String,
+}
+
+impl Launch {
+    fn start(&mut self, values: &[i64; 5], stream: &Stream) -> Result<(), RuntimeError> {
+        for (i, symbol) in self.symbols.iter().enumerate() {
+            self.args.set_symbol(i, values[*symbol as usize]);
+        }
+        self.plan
+            .launch(stream, &self.args)
+            .map_err(|source| RuntimeError::Launch { origin: self.origin.clone(), source: Box::new(source) })
+    }
+
+    /// Bytes of each input that stays the same from step to step.
+    fn weight_bytes(&self) -> Vec<u64> {
+        let bytes = |source: &Source| if let Source::Fixed(slice) = source { slice.size() } else { 0 };
+        self.inputs.iter().map(bytes).collect()
+    }
 }
 
 /// A program on a device.
@@ -186,6 +205,7 @@ impl Executor {
         batch: &Batch,
         resources: &mut Resources<'_>,
         logits: &mut Vec<f32>,
+        observer: Option<&mut dyn StepObserver>,
     ) -> Result<(), RuntimeError> {
         let values = self.symbol_values(batch, resources.kv)?;
         self.upload(batch, resources)?;
@@ -200,14 +220,9 @@ impl Executor {
         })?;
         resources.buffers.ensure_logits(resources.device, bytes)?;
         self.bind(resources)?;
-        for launch in &mut self.launches {
-            for (i, symbol) in launch.symbols.iter().enumerate() {
-                launch.args.set_symbol(i, values[*symbol as usize]);
-            }
-            launch
-                .plan
-                .launch(resources.stream, &launch.args)
-                .map_err(|source| RuntimeError::Launch { origin: launch.origin.clone(), source: Box::new(source) })?;
+        match observer {
+            None => self.launch_all(&values, resources)?,
+            Some(observer) => self.launch_observed(batch, &values, resources, observer)?,
         }
         resources.stream.wait()?;
         if batch.rows() == 0 {
@@ -218,6 +233,37 @@ impl Executor {
         let buffer = resources.buffers.logits.as_ref().ok_or_else(|| no_buffer("logits"))?;
         resources.stream.copy_to_host(&buffer.slice(0, bytes)?, bytemuck::cast_slice_mut(&mut logits[start..]))?;
         Ok(())
+    }
+
+    fn launch_all(&mut self, values: &[i64; 5], resources: &Resources<'_>) -> Result<(), RuntimeError> {
+        self.launches.iter_mut().try_for_each(|launch| launch.start(values, resources.stream))
+    }
+
+    /// One instruction after the other: each is waited for before the next.
+    fn launch_observed(
+        &mut self,
+        batch: &Batch,
+        values: &[i64; 5],
+        resources: &Resources<'_>,
+        observer: &mut dyn StepObserver,
+    ) -> Result<(), RuntimeError> {
+        let sizes = Sizes { batch, symbols: values };
+        for (launch, instruction) in self.launches.iter_mut().zip(&self.program.instructions) {
+            let start = Instant::now();
+            launch.start(values, resources.stream)?;
+            resources.stream.wait()?;
+            let time = start.elapsed();
+            observer.completed(instruction, &cost::cost(instruction, &launch.weight_bytes(), &sizes), time);
+        }
+        Ok(())
+    }
+
+    /// What a step asks of a machine, without computing it.
+    pub(crate) fn cost(&self, batch: &Batch, kv: &KvMemory) -> Result<Vec<Cost>, RuntimeError> {
+        let values = self.symbol_values(batch, kv)?;
+        let sizes = Sizes { batch, symbols: &values };
+        let both = self.launches.iter().zip(&self.program.instructions);
+        Ok(both.map(|(launch, instruction)| cost::cost(instruction, &launch.weight_bytes(), &sizes)).collect())
     }
 
     fn symbol_values(&self, batch: &Batch, kv: &KvMemory) -> Result<[i64; 5], RuntimeError> {

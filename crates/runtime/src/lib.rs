@@ -12,6 +12,7 @@
 
 pub mod arenas;
 mod batch;
+mod cost;
 pub mod describe;
 mod device_model;
 mod error;
@@ -22,6 +23,7 @@ mod model;
 pub mod weights;
 
 pub use batch::{Batch, LogitRows, SequenceKv};
+pub use cost::{Cost, StepObserver};
 pub use device_model::HalDeviceModel;
 pub use error::{Bytes, RuntimeError};
 pub use executor::Executor;

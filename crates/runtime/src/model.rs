@@ -10,6 +10,7 @@ use qwen_ir::{Graph, GrowthPattern, MlaForm, Op, Phase, Symbol, SymbolBounds};
 
 use crate::arenas::Arenas;
 use crate::batch::{Batch, SequenceKv};
+use crate::cost::{Cost, StepObserver};
 use crate::device_model::HalDeviceModel;
 use crate::executor::{Executor, Resources, StepBuffers};
 use crate::kv_memory::{self, KvMemory};
@@ -277,17 +278,41 @@ impl Model {
     /// # Errors
     /// If the step is larger than the limits, or an op fails.
     pub fn forward(&mut self, phase: Phase, batch: &Batch, logits: &mut Vec<f32>) -> Result<(), RuntimeError> {
-        let phase = if self.phase_matters { phase } else { Phase::Mixed };
-        let tokens = batch.tokens() as u32;
-        let bucket = self.buckets(phase).into_iter().find(|n| *n >= tokens);
-        let executor = bucket.and_then(|bucket| self.executors.get_mut(&(phase, bucket)));
-        let Some(executor) = executor else {
-            return Err(RuntimeError::Step {
-                what: "tokens",
-                expected: format!("at most {} of phase {phase:?}", self.options.max_step_tokens),
-                found: tokens.to_string(),
-            });
-        };
+        self.run(phase, batch, logits, None)
+    }
+
+    /// As [`Model::forward`], waiting for each instruction and telling of it: slower, with the same results.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn forward_observed(
+        &mut self,
+        phase: Phase,
+        batch: &Batch,
+        logits: &mut Vec<f32>,
+        observer: &mut dyn StepObserver,
+    ) -> Result<(), RuntimeError> {
+        self.run(phase, batch, logits, Some(observer))
+    }
+
+    /// What a step asks of a machine, an entry for each instruction; nothing is computed.
+    ///
+    /// # Errors
+    /// If the step is larger than the limits.
+    pub fn step_cost(&self, phase: Phase, batch: &Batch) -> Result<Vec<Cost>, RuntimeError> {
+        let key = self.executor_for(phase, batch)?;
+        self.executors.get(&key).map_or_else(|| Ok(Vec::new()), |executor| executor.cost(batch, &self.kv))
+    }
+
+    fn run(
+        &mut self,
+        phase: Phase,
+        batch: &Batch,
+        logits: &mut Vec<f32>,
+        observer: Option<&mut dyn StepObserver>,
+    ) -> Result<(), RuntimeError> {
+        let key = self.executor_for(phase, batch)?;
+        let Some(executor) = self.executors.get_mut(&key) else { return Err(self.too_large(key.0, batch)) };
         let mut resources = Resources {
             device: &self.device,
             stream: &self.stream,
@@ -295,7 +320,23 @@ impl Model {
             kv: &self.kv,
             buffers: &mut self.buffers,
         };
-        executor.run(batch, &mut resources, logits)
+        executor.run(batch, &mut resources, logits, observer)
+    }
+
+    /// The smallest executor that holds a step.
+    fn executor_for(&self, phase: Phase, batch: &Batch) -> Result<(Phase, u32), RuntimeError> {
+        let phase = if self.phase_matters { phase } else { Phase::Mixed };
+        let bucket = self.buckets(phase).into_iter().find(|n| *n as usize >= batch.tokens());
+        let key = bucket.map(|bucket| (phase, bucket)).filter(|key| self.executors.contains_key(key));
+        key.ok_or_else(|| self.too_large(phase, batch))
+    }
+
+    fn too_large(&self, phase: Phase, batch: &Batch) -> RuntimeError {
+        RuntimeError::Step {
+            what: "tokens",
+            expected: format!("at most {} of phase {phase:?}", self.options.max_step_tokens),
+            found: batch.tokens().to_string(),
+        }
     }
 
     /// Whether prompts and generated tokens are computed by different forms, and so in different steps.

@@ -13,6 +13,11 @@ pub(crate) fn qwen_eval() -> Command {
     program(env!("CARGO_BIN_EXE_qwen-eval"))
 }
 
+/// The program `qwen-bench`.
+pub(crate) fn qwen_bench() -> Command {
+    program(env!("CARGO_BIN_EXE_qwen-bench"))
+}
+
 fn program(path: &str) -> Command {
     let mut command = Command::new(path);
     command.stdin(Stdio::null()).current_dir(fixtures());

@@ -1,6 +1,6 @@
 //! What people see: help, and the sentence that every failure ends in.
 
-use crate::common::{qwen, qwen_eval, transcript};
+use crate::common::{qwen, qwen_bench, qwen_eval, transcript};
 
 #[test]
 fn help_of_every_command() {
@@ -16,6 +16,23 @@ fn help_of_every_command() {
     for command in ["logits", "compare", "kl"] {
         insta::assert_snapshot!(format!("help_qwen_eval_{command}"), transcript(qwen_eval().args([command, "--help"])));
     }
+}
+
+#[test]
+fn help_of_the_bench() {
+    insta::assert_snapshot!("help_qwen_bench", transcript(qwen_bench().arg("--help")));
+    insta::assert_snapshot!("help_qwen_bench_throughput", transcript(qwen_bench().args(["throughput", "--help"])));
+}
+
+#[test]
+fn benches_that_cannot_be() {
+    let bench = |arguments: &[&str]| {
+        transcript(qwen_bench().args(["throughput", "--model", "models/qwen2", "--no-limits"]).args(arguments))
+    };
+    insta::assert_snapshot!("bench_nothing", bench(&["--prompt", "0", "--generate", "0"]));
+    insta::assert_snapshot!("bench_batch", bench(&["--batch", "0"]));
+    insta::assert_snapshot!("bench_depth", bench(&["--prompt", "0", "--generate", "4", "--depth", "300"]));
+    insta::assert_snapshot!("bench_long", bench(&["--prompt", "100000", "--generate", "0"]));
 }
 
 #[test]
