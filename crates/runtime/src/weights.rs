@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use qwen_formats::{Checkpoint, DType, Mapping, TensorInfo, blocks};
 use qwen_hal::abi::{QHAL_FEATURE_IMPORT_HOST, QHAL_USAGE_WEIGHT};
-use qwen_hal::{BufferDesc, Device, HostOwner, Plan, Scope, Slice, Stream};
+use qwen_hal::{Buffer, BufferDesc, Device, HostOwner, Plan, Scope, Slice, Stream};
 use qwen_ir::{Graph, Transform, WeightDecl, WeightId, WeightSource};
 
 use crate::RuntimeError;
@@ -27,6 +27,40 @@ pub struct WeightStore {
     decls: Vec<WeightDecl>,
     stored: HashMap<WeightKey, Stored>,
     packed: HashMap<(WeightKey, u32), Slice>,
+    slab: Slab,
+}
+
+/// Bytes of a slab. Packed weights lie one after the other in the order in which a step reads them: few large allocations get
+/// large pages, and reading ahead of a weight's end reads the next weight.
+const SLAB_BYTES: u64 = 32 << 20;
+/// Where a weight may begin in a slab, at least.
+const SLAB_ALIGN: u64 = 256;
+
+/// The slab that is being filled; full ones live on in their slices.
+#[derive(Debug, Default)]
+struct Slab {
+    buffer: Option<Buffer>,
+    used: u64,
+}
+
+impl Slab {
+    /// So many bytes of device memory, in the slab or, if larger, of their own.
+    fn take(&mut self, device: &Device, bytes: u64) -> Result<Slice, RuntimeError> {
+        let new = |bytes| device.alloc(&BufferDesc::new(bytes, QHAL_USAGE_WEIGHT, Scope::Persistent, "packed weights"));
+        if bytes > SLAB_BYTES {
+            return Ok(new(bytes)?.whole());
+        }
+        let first = self.used.next_multiple_of(SLAB_ALIGN.max(device.caps().buffer_alignment));
+        if let Some(buffer) = self.buffer.as_ref().filter(|buffer| first + bytes <= buffer.size()) {
+            let slice = buffer.slice(first, bytes)?;
+            self.used = first + bytes;
+            return Ok(slice);
+        }
+        let buffer = new(SLAB_BYTES)?;
+        let slice = buffer.slice(0, bytes)?;
+        *self = Self { buffer: Some(buffer), used: bytes };
+        Ok(slice)
+    }
 }
 
 /// A weight as it is declared.
@@ -80,7 +114,13 @@ impl WeightStore {
     /// A store for the weights of a graph.
     #[must_use]
     pub fn new(checkpoint: Arc<Checkpoint>, graph: &Graph) -> Self {
-        Self { checkpoint, decls: graph.weights.clone(), stored: HashMap::new(), packed: HashMap::new() }
+        Self {
+            checkpoint,
+            decls: graph.weights.clone(),
+            stored: HashMap::new(),
+            packed: HashMap::new(),
+            slab: Slab::default(),
+        }
     }
 
     /// The weight as the graph declares it.
@@ -132,12 +172,10 @@ impl WeightStore {
         if let Some(slice) = self.packed.get(&(key, layout)) {
             return Ok(slice.clone());
         }
-        let (decl, _) = self.source(key)?;
-        let name = format!("{}.{} packed", decl.name, key.1);
         let kept = self.stored.contains_key(&key);
         let raw = self.stored(device, stream, key)?;
-        let buffer = device.alloc(&BufferDesc::new(bytes, QHAL_USAGE_WEIGHT, Scope::Persistent, name))?;
-        plan.prepack(stream, input, &raw, &buffer.whole()).map_err(|source| RuntimeError::Launch {
+        let slice = self.slab.take(device, bytes)?;
+        plan.prepack(stream, input, &raw, &slice).map_err(|source| RuntimeError::Launch {
             origin: format!("packing {}", self.name(key)),
             source: Box::new(source),
         })?;
@@ -148,7 +186,6 @@ impl WeightStore {
         }
         drop(raw);
         self.release(key)?;
-        let slice = buffer.whole();
         self.packed.insert((key, layout), slice.clone());
         Ok(slice)
     }
