@@ -232,15 +232,17 @@ mod vector {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) unsafe fn sum_ahead(words: &[u64]) -> u64 {
         const AHEAD: usize = 4096;
-        let mut all = 0_u64;
-        for piece in words.chunks(64) {
+        let mut sums = [0_u64; 64];
+        let mut rows = words.chunks_exact(64);
+        for row in &mut rows {
             for line in 0..8 {
-                let line = piece.as_ptr().cast::<i8>().wrapping_add(AHEAD + 64 * line);
-                _mm_prefetch::<_MM_HINT_T0>(line);
+                _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast::<i8>().wrapping_add(AHEAD + 64 * line));
             }
-            all = all.wrapping_add(sum_words(piece));
+            for (sum, word) in sums.iter_mut().zip(row) {
+                *sum = sum.wrapping_add(*word);
+            }
         }
-        all
+        sum_words(&sums).wrapping_add(sum_words(rows.remainder()))
     }
 
     /// # Safety

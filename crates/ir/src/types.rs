@@ -320,13 +320,15 @@ pub enum Compute {
     I8G16,
     /// Activations as a sum of two int8 terms per 32 inputs.
     I8x2G32,
+    /// int8 activations per 32 inputs; a second term for rows with spikes, values far above the row's root mean square.
+    I8sG32,
     /// bfloat16 activations.
     Bf16,
 }
 
 impl Compute {
     /// All forms.
-    pub const ALL: [Self; 5] = [Self::F32, Self::I8G32, Self::I8G16, Self::I8x2G32, Self::Bf16];
+    pub const ALL: [Self; 6] = [Self::F32, Self::I8G32, Self::I8G16, Self::I8x2G32, Self::I8sG32, Self::Bf16];
 
     /// The error class that results of this form fall into.
     #[must_use]
@@ -335,14 +337,14 @@ impl Compute {
             Self::F32 => Tolerance::Tight,
             // The second term holds the rounding error of the first: about 2^-14 of the largest in a group.
             Self::I8x2G32 | Self::Bf16 => Tolerance::Normal,
-            Self::I8G32 | Self::I8G16 => Tolerance::Loose,
+            Self::I8G32 | Self::I8G16 | Self::I8sG32 => Tolerance::Loose,
         }
     }
     /// This form for a weight of a storage type: a layer may store as floats what others have quantised, and there integer
     /// products make no sense; nor do bfloat16 products of quantised weights.
     #[must_use]
     pub const fn over(self, dtype: DType) -> Self {
-        let integer = matches!(self, Self::I8G32 | Self::I8G16 | Self::I8x2G32);
+        let integer = matches!(self, Self::I8G32 | Self::I8G16 | Self::I8x2G32 | Self::I8sG32);
         if integer == dtype.is_block_quantised() { self } else { Self::F32 }
     }
     /// Name in the text form.
@@ -353,6 +355,7 @@ impl Compute {
             Self::I8G32 => "i8g32",
             Self::I8G16 => "i8g16",
             Self::I8x2G32 => "i8x2g32",
+            Self::I8sG32 => "i8sg32",
             Self::Bf16 => "bf16",
         }
     }

@@ -150,7 +150,7 @@ fn products(cost: &mut Cost, instruction: &Instruction, rows: u64, experts: u64)
         match compute {
             Compute::F32 => cost.f32_operations += operations,
             Compute::Bf16 => cost.bf16_operations += operations,
-            Compute::I8G32 | Compute::I8G16 => cost.int8_operations += operations,
+            Compute::I8G32 | Compute::I8G16 | Compute::I8sG32 => cost.int8_operations += operations,
             Compute::I8x2G32 => cost.int8_operations += 2 * operations,
         }
     }

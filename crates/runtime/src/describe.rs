@@ -138,6 +138,7 @@ const fn compute_code(compute: Compute) -> u32 {
         Compute::I8G32 => ops::QHAL_COMPUTE_I8_G32,
         Compute::I8G16 => ops::QHAL_COMPUTE_I8_G16,
         Compute::I8x2G32 => ops::QHAL_COMPUTE_I8X2_G32,
+        Compute::I8sG32 => ops::QHAL_COMPUTE_I8S_G32,
         Compute::Bf16 => ops::QHAL_COMPUTE_BF16,
     }
 }

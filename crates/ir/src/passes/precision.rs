@@ -3,7 +3,7 @@
 //!
 //! Policy says how much error the logits may take, [`CONTRIBUTIONS`] what each input costs if it is rounded to 8 bits. The
 //! balanced policy starts with two 8-bit terms for nodes of high sensitivity, then takes inputs in the order of their
-//! contribution until the predicted sum is within the budget; the rest have one term. Routers and gates of shared experts
+//! contribution until the predicted sum is within the budget; the rest have one term, and a second for rows with spikes. Routers and gates of shared experts
 //! are f32 whatever the policy: a wrong expert is not a small error.
 
 use super::roles::{Role, segment_roles};
@@ -26,12 +26,12 @@ pub const CONTRIBUTIONS: &[(Role, f64)] = &[
 
 /// Mean KL divergence that no pair of backends may exceed.
 pub const KL_LIMIT: f64 = 0.002;
-/// What the balanced policy spends. The table predicts means; it does not predict tokens that become attention sinks. There a
-/// huge activation is born in one layer and cancelled in a later one, and what rounding leaves of it decides the logits: with
-/// a budget of 0.0005 (gate, query, key and attention output with one term) SmolLM2 measures 0.0008 in the mean, but 6.2 at
-/// one such token of 2,048, which makes it 0.0038. With two terms everywhere the mean is 0.00001 and no token is above
-/// 0.001. One term is cheaper only where products bound the step, in prefill.
-pub const KL_BUDGET: f64 = 0.000_05;
+/// What the balanced policy spends: below the limit by a fifth, since the table was measured on one model. It predicts means; it
+/// does not predict tokens that become attention sinks. There a huge activation is born in one layer and cancelled in a later
+/// one, and what rounding leaves of it decides the logits: with one term for gate, query, key and attention output SmolLM2 had
+/// a divergence of 6.2 at one such token of 2,048. Their rows have spikes, so [`Compute::I8sG32`] gives them two terms: with
+/// this budget the mean over 8,000 tokens is 0.00056 and the largest 0.06.
+pub const KL_BUDGET: f64 = 0.0016;
 
 /// Role in the table that a role behaves like.
 const fn measured_as(role: Role) -> Option<Role> {
@@ -129,7 +129,7 @@ fn collect(graph: &mut Graph, policy: Policy) -> Vec<Segment> {
                         if sensitivity == Sensitivity::High || tolerance < Tolerance::Loose {
                             Compute::I8x2G32
                         } else {
-                            Compute::I8G32
+                            Compute::I8sG32
                         }
                     }
                     _ => Compute::F32,
@@ -146,7 +146,7 @@ fn collect(graph: &mut Graph, policy: Policy) -> Vec<Segment> {
 fn predicted(segments: &[Segment]) -> f64 {
     let mut kinds: Vec<Option<Role>> = Vec::new();
     let mut sum = 0.0;
-    for segment in segments.iter().filter(|s| matches!(s.compute, Compute::I8G32 | Compute::I8G16)) {
+    for segment in segments.iter().filter(|s| s.compute.tolerance() == Tolerance::Loose) {
         let kind = measured_as(segment.role);
         if !kinds.contains(&kind) {
             kinds.push(kind);
@@ -163,7 +163,7 @@ fn spend(segments: &mut [Segment], report: &mut Report) {
         if kl <= KL_BUDGET {
             return;
         }
-        let single = segments.iter().filter(|s| s.compute == Compute::I8G32);
+        let single = segments.iter().filter(|s| s.compute == Compute::I8sG32);
         let Some(dearest) = single.max_by(|a, b| contribution(a.role).total_cmp(&contribution(b.role))) else { return };
         let kind = measured_as(dearest.role);
         report.notes.push(format!(
@@ -171,7 +171,7 @@ fn spend(segments: &mut [Segment], report: &mut Report) {
             dearest.role.name()
         ));
         for segment in segments.iter_mut().filter(|s| measured_as(s.role) == kind) {
-            if segment.compute == Compute::I8G32 {
+            if segment.compute == Compute::I8sG32 {
                 segment.compute = Compute::I8x2G32;
             }
         }
@@ -252,10 +252,13 @@ mod tests {
     }
 
     #[test]
-    fn balanced_spends_two_terms_on_every_rounded_input() {
+    fn balanced_spends_two_terms_on_the_dearest_inputs_and_on_spikes_elsewhere() {
         let found = computes(Policy::Balanced);
         assert!(found.len() >= 8, "{found:?}");
-        assert!(found.iter().all(|(_, c)| *c == Compute::I8x2G32), "{found:?}");
+        for (role, compute) in &found {
+            let dear = [Role::Head, Role::Value].iter().any(|dear| dear.name() == role);
+            assert_eq!(*compute, if dear { Compute::I8x2G32 } else { Compute::I8sG32 }, "{role}: {found:?}");
+        }
     }
 
     #[test]

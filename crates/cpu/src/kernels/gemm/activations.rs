@@ -10,12 +10,19 @@
 //! offset  [width] i32   -128 times the sum of codes: start of accumulation against weight codes stored plus 128
 //! ```
 //!
+//! A format with spikes decides by tile: two terms if any of its rows has a spike, else one, packed as if the format had one.
+//! Second terms of a row without spikes are zero, so that its results are those of one term whatever its company: units differ
+//! by a power of two, and so exactly.
+//!
 //! With two terms a value is `scale * (256 * first + second)`: the second holds the rounding error of the first. All
 //! arithmetic is IEEE in a fixed order, per row. A group with a NaN or an infinity gets scale NaN, so its row's results are
 //! NaN.
 
+use qwen_hal_abi::ops::QHAL_SPIKE_RATIO;
+
 use super::wide::{GROUP, RUNS};
 use crate::isa::Isa;
+use crate::kernels::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Rows of the widest tile.
 pub(super) const MAX_WIDTH: usize = 16;
@@ -29,15 +36,22 @@ pub(super) struct Format {
     pub(super) subs: usize,
     /// int8 terms: 1 or 2.
     pub(super) terms: usize,
+    /// Whether only rows with spikes have a second term.
+    pub(super) spikes: bool,
 }
 
 impl Format {
     /// Number of formats, for [`index`](Self::index).
-    pub(super) const COUNT: usize = 8;
+    pub(super) const COUNT: usize = 16;
 
     /// A dense number of the format.
     pub(super) const fn index(self) -> usize {
-        (self.group / 16 - 1) * 4 + (self.subs - 1) * 2 + self.terms - 1
+        self.spikes as usize * 8 + (self.group / 16 - 1) * 4 + (self.subs - 1) * 2 + self.terms - 1
+    }
+
+    /// The format of a tile that has second terms or not.
+    pub(super) const fn of_tile(self, spiked: bool) -> Self {
+        if self.spikes && !spiked { Self { terms: 1, spikes: false, ..self } } else { Self { spikes: false, ..self } }
     }
 
     /// Words of a group of 32 inputs of one row.
@@ -67,28 +81,62 @@ pub(super) const fn padded_rows(rows: usize) -> usize {
     rows / MAX_WIDTH * MAX_WIDTH + tile_width(rows % MAX_WIDTH)
 }
 
-/// Fills a tile of `width` rows, of which `rows` exist.
-pub(super) fn round_tile(isa: Isa, format: Format, rows: &[&[f32]], width: usize, tile: &mut [u32]) {
-    debug_assert!(rows.len() <= width);
+/// Fills a tile of `width` rows, of which `rows` exist. Whether one of them has a spike, if the format asks.
+pub(super) fn round_tile(isa: Isa, format: Format, rows: &[&[f32]], width: usize, tile: &mut [u32]) -> bool {
+    debug_assert!(rows.len() <= width && width <= MAX_WIDTH);
+    let mut spikes = [false; MAX_WIDTH];
+    if format.spikes {
+        for (spike, row) in spikes.iter_mut().zip(rows) {
+            *spike = dispatch(isa, Spike { row });
+        }
+    }
+    let spiked = spikes.contains(&true);
+    let asks = format.spikes;
+    let format = format.of_tile(spiked);
     if rows.len() < width {
         tile.fill(0);
     }
     for (slot, row) in rows.iter().enumerate() {
+        let second = !asks || spikes[slot];
         #[cfg(target_arch = "x86_64")]
         {
             if isa >= Isa::Avx512 {
                 // SAFETY: the instruction set was detected.
-                unsafe { super::avx512_round::round_row(format, row, slot, width, tile) };
+                unsafe { super::avx512_round::round_row(format, second, row, slot, width, tile) };
                 continue;
             }
             if isa == Isa::Avx2 {
                 // SAFETY: the instruction set was detected.
-                unsafe { super::avx2::round_row(format, row, slot, width, tile) };
+                unsafe { super::avx2::round_row(format, second, row, slot, width, tile) };
                 continue;
             }
         }
         let _ = isa;
-        round_row(format, row, slot, width, tile);
+        round_row(format, second, row, slot, width, tile);
+    }
+    spiked
+}
+
+/// Whether a row's largest magnitude is far above its root mean square. A row with a NaN has none.
+struct Spike<'a> {
+    row: &'a [f32],
+}
+
+impl Kernel for Spike<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> bool {
+        let (mut largest, mut sum) = (s.splat(0.0), s.splat(0.0));
+        for values in self.row.as_chunks::<LANES>().0 {
+            // SAFETY: sixteen values.
+            let x = unsafe { s.load(values.as_ptr()) };
+            let square = s.mul(x, x);
+            largest = s.max(largest, square);
+            sum = s.add(sum, square);
+        }
+        let limit = QHAL_SPIKE_RATIO * QHAL_SPIKE_RATIO * s.reduce_add(sum);
+        s.reduce_max(largest) * self.row.len() as f32 > limit
     }
 }
 
@@ -101,22 +149,22 @@ pub(super) const MAX_CODE: f32 = 127.0;
 /// Units of the second term in one of the first.
 pub(super) const SECOND: f32 = 256.0;
 
-/// The scalar twin; also compiled for AVX2, where it becomes vector code.
+/// The scalar twin; also compiled for AVX2, where it becomes vector code. Without `second` second terms are zero.
 #[inline(always)]
-pub(super) fn round_row(format: Format, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
+pub(super) fn round_row(format: Format, second: bool, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
     let group_words = format.group_words() * width;
     for (values, words) in row.as_chunks::<GROUP>().0.iter().zip(tile.chunks_exact_mut(group_words)) {
         let mut codes = [[0i8; GROUP]; 2];
         let mut scales = [0.0; 2];
         if format.group == GROUP {
-            let (first, second) = codes.split_at_mut(1);
-            let scale = round_group(values, &mut first[0], &mut second[0], format.terms);
+            let (first, rest) = codes.split_at_mut(1);
+            let scale = round_group(values, &mut first[0], &mut rest[0], format.terms, second);
             scales = [scale, scale];
         } else {
-            let (first, second) = codes.split_at_mut(1);
-            let parts = values.chunks_exact(16).zip(first[0].chunks_exact_mut(16).zip(second[0].chunks_exact_mut(16)));
-            for ((values, (first, second)), scale) in parts.zip(&mut scales) {
-                *scale = round_group(values, first, second, format.terms);
+            let (first, rest) = codes.split_at_mut(1);
+            let parts = values.chunks_exact(16).zip(first[0].chunks_exact_mut(16).zip(rest[0].chunks_exact_mut(16)));
+            for ((values, (first, rest)), scale) in parts.zip(&mut scales) {
+                *scale = round_group(values, first, rest, format.terms, second);
             }
         }
         store_group(format, values, &codes, scales, slot, width, words);
@@ -125,7 +173,7 @@ pub(super) fn round_row(format: Format, row: &[f32], slot: usize, width: usize, 
 
 /// Codes of one scale's values; returns the unit of the last term.
 #[inline(always)]
-fn round_group(values: &[f32], first: &mut [i8], second: &mut [i8], terms: usize) -> f32 {
+fn round_group(values: &[f32], first: &mut [i8], rest: &mut [i8], terms: usize, second: bool) -> f32 {
     // As integers, magnitudes are ordered with infinities and NaN on top.
     let largest = values.iter().fold(0, |largest, value| (value.to_bits() & 0x7fff_ffff).max(largest));
     if largest >= f32::INFINITY.to_bits() {
@@ -136,13 +184,13 @@ fn round_group(values: &[f32], first: &mut [i8], second: &mut [i8], terms: usize
         return 0.0;
     }
     let (scale, inverse) = (largest / MAX_CODE, MAX_CODE / largest);
-    for ((&value, first), second) in values.iter().zip(first).zip(second) {
+    for ((&value, first), code) in values.iter().zip(first).zip(rest) {
         let exact = value * inverse;
         let rounded = (exact + ROUND) - ROUND;
         *first = rounded as i8;
-        if terms == 2 {
+        if terms == 2 && second {
             let rest = ((exact - rounded) * SECOND + ROUND) - ROUND;
-            *second = (if rest < MAX_CODE { rest } else { MAX_CODE }).max(-MAX_CODE) as i8;
+            *code = (if rest < MAX_CODE { rest } else { MAX_CODE }).max(-MAX_CODE) as i8;
         }
     }
     if terms == 2 { scale / SECOND } else { scale }

@@ -2,7 +2,7 @@
 //!
 //! One instruction multiplies up to 16 rows of activations (tokens times terms, 32 int8 inputs each) with a group of a panel
 //! (8 runs of [16 outputs][4 inputs], as [`WideGroup`] holds them) and leaves the 16 x 16 integer sums in a tile register. Both
-//! operands are read where they lie. The sums go through 4 KiB of stack into vector registers, where scales are applied exactly
+//! operands are read where they lie. The sums go through some KiB of stack into vector registers, where scales are applied exactly
 //! as in the other variants: integer sums are exact in any order, so results are the same bits.
 //!
 //! Weight codes are signed here ([`super::avx512::unpack`] with the target 0): there is no offset to take away again.
@@ -13,6 +13,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use super::activations::Format;
 use super::avx512::unroll;
@@ -91,6 +92,9 @@ macro_rules! product {
     };
 }
 
+/// Buffers of sums: products are begun this many steps less one before their sums are used.
+const BUFFERS: usize = 2;
+
 /// Sums of a step: tokens times terms.
 #[repr(C, align(64))]
 struct Sums([[i32; 16]; 2 * TILE_ROWS]);
@@ -115,7 +119,7 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const
     let steps = wide.len() * SUBS;
     let acc = acc.as_mut_ptr();
     let words = words.as_ptr();
-    let mut sums = [const { Sums([[0; 16]; 2 * TILE_ROWS]) }; 2];
+    let mut sums = [const { MaybeUninit::<Sums>::uninit() }; BUFFERS];
     // SAFETY: the assertion covers all that is read and written below; instructions by the caller's promise.
     unsafe {
         tiles.shape(part_rows as u8, runs as u8);
@@ -133,13 +137,16 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const
         for (t, y) in y.iter_mut().enumerate() {
             *y = _mm512_loadu_ps(acc.add(16 * t));
         }
-        let base = sums.as_mut_ptr();
-        products(0, base);
+        let base = sums.as_mut_ptr().cast::<Sums>();
+        for step in 0..steps.min(BUFFERS - 1) {
+            products(step, base.add(step));
+        }
         for step in 0..steps {
-            if step + 1 < steps {
-                products(step + 1, base.add((step + 1) % 2));
+            let ahead = step + BUFFERS - 1;
+            if ahead < steps {
+                products(ahead, base.add(ahead % BUFFERS));
             }
-            let sums = base.add(step % 2).cast::<i32>();
+            let sums = base.add(step % BUFFERS).cast::<i32>();
             let group = &wide[step / SUBS];
             let half = if HALVES == 2 { step % SUBS } else { 0 };
             let scale = _mm512_load_ps(group.scale[half].as_ptr());

@@ -19,8 +19,8 @@ use super::wide::{RUNS, WideGroup};
 /// # Safety
 /// The processor has AVX2, FMA, F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn round_row(format: Format, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
-    activations::round_row(format, row, slot, width, tile);
+pub(super) unsafe fn round_row(format: Format, second: bool, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
+    activations::round_row(format, second, row, slot, width, tile);
 }
 
 /// Adds a stretch of a panel times a tile of `width` rows to `acc`.

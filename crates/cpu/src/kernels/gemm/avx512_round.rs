@@ -74,7 +74,7 @@ fn swapped(x: __m512) -> __m512 {
 /// # Safety
 /// The processor has AVX-512 F, BW, VL, DQ.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn round_row(format: Format, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
+pub(super) unsafe fn round_row(format: Format, second: bool, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
     let batch = match (format.subs, format.terms) {
         (1, 1) => round_batch::<1, 1>,
         (1, _) => round_batch::<1, 2>,
@@ -85,7 +85,7 @@ pub(super) unsafe fn round_row(format: Format, row: &[f32], slot: usize, width: 
     let words = &mut tile.chunks_mut(BATCH * 16 / GROUP * format.group_words() * width);
     for (values, words) in batches.iter().zip(&mut *words) {
         // SAFETY: the instructions are enabled here.
-        unsafe { batch(format.group == GROUP, values, words, slot, width) };
+        unsafe { batch(format.group == GROUP, second, values, words, slot, width) };
     }
     if let Some(words) = words.next() {
         let mut values = [0.0; BATCH * 16];
@@ -93,7 +93,7 @@ pub(super) unsafe fn round_row(format: Format, row: &[f32], slot: usize, width: 
             *to = *value;
         }
         // SAFETY: as above.
-        unsafe { batch(format.group == GROUP, &values, words, slot, width) };
+        unsafe { batch(format.group == GROUP, second, &values, words, slot, width) };
     }
 }
 
@@ -110,13 +110,15 @@ macro_rules! unroll {
     };
 }
 
-/// Rounds 256 values, of which there are as many as `words` has groups for; `wide` if 32 share a scale.
+/// Rounds 256 values, of which there are as many as `words` has groups for; `wide` if 32 share a scale; without `second`
+/// second terms are zero.
 ///
 /// # Safety
 /// The processor has AVX-512 F, BW, VL, DQ.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn round_batch<const SUBS: usize, const TERMS: usize>(
     wide: bool,
+    second: bool,
     values: &[f32; BATCH * 16],
     words: &mut [u32],
     slot: usize,
@@ -138,6 +140,7 @@ unsafe fn round_batch<const SUBS: usize, const TERMS: usize>(
         if TERMS == 2 {
             let rounded = _mm512_sub_ps(_mm512_add_ps(exact, round), round);
             let rest = _mm512_mul_ps(_mm512_sub_ps(exact, rounded), _mm512_set1_ps(SECOND));
+            let used = if second { used } else { 0 };
             let second = _mm512_min_epi32(_mm512_maskz_cvtps_epi32(used, rest), limit);
             codes[TERMS - 1] = _mm512_max_epi32(second, _mm512_set1_epi32(-(MAX_CODE as i32)));
         }

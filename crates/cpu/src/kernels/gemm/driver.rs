@@ -68,14 +68,18 @@ impl Scratch {
         Self { k, threads: threads.max(1), slots: max_slots(rows, experts), formats, block, wide_groups, values }
     }
 
+    /// Words of all rows in a format: tiles, then a word a row for what [`round_tile`] tells of a tile.
+    const fn words(&self, format: Format) -> usize {
+        self.slots * (format.row_words(self.k) + format.spikes as usize)
+    }
+
     /// Accumulators of a panel.
     const fn acc(&self) -> usize {
         self.block * PANEL
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let words: usize =
-            self.formats.iter().flatten().map(|f| piece_bytes::<u32>(self.slots * f.row_words(self.k))).sum();
+        let words: usize = self.formats.iter().flatten().map(|f| piece_bytes::<u32>(self.words(*f))).sum();
         let worker = 2 * piece_bytes::<f32>(self.acc())
             + piece_bytes::<WideGroup>(self.wide_groups)
             + piece_bytes::<f32>(self.values);
@@ -116,8 +120,8 @@ impl<'a> Problem<'a> {
         let mut cutter = Cutter::new(workspace);
         let mut words: Words<'_> = [&[]; Format::COUNT];
         for format in scratch.formats.iter().flatten() {
-            let piece = cutter.take(scratch.slots * format.row_words(scratch.k))?;
-            self.round(parallel, *format, piece);
+            let piece = cutter.take(scratch.words(*format))?;
+            self.round(parallel, *format, scratch.slots, piece);
             words[format.index()] = piece;
         }
         let threads = scratch.threads;
@@ -211,7 +215,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Fills the words of a format, tiles shared out over threads.
-    fn round(&self, parallel: &dyn Parallel, format: Format, words: &mut [u32]) {
+    fn round(&self, parallel: &dyn Parallel, format: Format, slots: usize, words: &mut [u32]) {
         let row_words = format.row_words(self.x.cols);
         let tiles = num_blocks(&self.groups, MAX_WIDTH);
         let threads =
@@ -230,7 +234,12 @@ impl<'a> Problem<'a> {
                         }
                         // SAFETY: each tile is one task's.
                         let tile = unsafe { words.range((expert.first_slot + first) * row_words, width * row_words) };
-                        round_tile(self.isa, format, &rows[..count], width, tile);
+                        let spiked = round_tile(self.isa, format, &rows[..count], width, tile);
+                        if format.spikes {
+                            let at = slots * row_words + expert.first_slot + first;
+                            // SAFETY: behind all tiles, and the tile's own.
+                            unsafe { words.range(at, 1) }.fill(spiked.into());
+                        }
                     }
                     index += 1;
                 }
@@ -311,14 +320,17 @@ impl<'a> Problem<'a> {
         worker: &mut Worker<'_>,
         side: usize,
     ) {
-        let words = match Mode::of(&segment.layout, segment.compute) {
+        let (words, spiked): (&[u32], &[u32]) = match Mode::of(&segment.layout, segment.compute) {
             Mode::Rounded(_, format) => {
-                &words[format.index()][block.first_slot * format.row_words(segment.layout.k())..]
+                let (words, row_words) = (words[format.index()], format.row_words(segment.layout.k()));
+                let slots = if format.spikes { words.len() / (row_words + 1) } else { words.len() / row_words };
+                let (words, spiked) = words.split_at(slots * row_words);
+                (&words[block.first_slot * row_words..], spiked.get(block.first_slot..).unwrap_or_default())
             }
-            _ => &[],
+            _ => (&[], &[]),
         };
         let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
-        let job = Job { isa: self.isa, segment, panel, block, words, tokens: &tokens };
+        let job = Job { isa: self.isa, segment, panel, block, words, spiked, tokens: &tokens };
         // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
         unsafe { job.run(worker, side) };
     }

@@ -70,6 +70,8 @@ pub enum Compute {
     I8G16,
     /// Two int8 terms per 32 inputs, about 16 bits.
     I8X2G32,
+    /// As `I8X2G32` for rows with spikes, else as `I8G32`.
+    I8SG32,
     /// Activations rounded to bfloat16; today as F32, which is more exact.
     Bf16,
 }
@@ -83,6 +85,7 @@ impl Compute {
             ops::QHAL_COMPUTE_I8_G32 => Self::I8G32,
             ops::QHAL_COMPUTE_I8_G16 => Self::I8G16,
             ops::QHAL_COMPUTE_I8X2_G32 => Self::I8X2G32,
+            ops::QHAL_COMPUTE_I8S_G32 => Self::I8SG32,
             ops::QHAL_COMPUTE_BF16 => Self::Bf16,
             _ => return None,
         })

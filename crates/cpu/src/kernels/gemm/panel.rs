@@ -33,14 +33,15 @@ impl Mode {
                 _ => Self::Widened,
             };
         };
-        let (group, terms) = match compute {
+        let (group, terms, spikes) = match compute {
             Compute::F32 | Compute::Bf16 => return Self::Widened,
-            Compute::I8G32 => (32, 1),
-            Compute::I8G16 => (16, 1),
-            Compute::I8X2G32 => (32, 2),
+            Compute::I8G32 => (32, 1, false),
+            Compute::I8G16 => (16, 1, false),
+            Compute::I8X2G32 => (32, 2, false),
+            Compute::I8SG32 => (32, 2, true),
         };
         let subs = if group == 16 || form.halves == 2 { 2 } else { 1 };
-        Self::Rounded(form, Format { group, subs, terms })
+        Self::Rounded(form, Format { group, subs, terms, spikes })
     }
 }
 
@@ -62,6 +63,8 @@ pub(super) struct Job<'a> {
     pub(super) block: Block,
     /// Rounded activations of the block's rows, empty for f32 products.
     pub(super) words: &'a [u32],
+    /// For a format with spikes, by row, at the first of a tile: whether the tile has second terms. Else empty.
+    pub(super) spiked: &'a [u32],
     /// Address of the activations of the block's `i`-th row.
     pub(super) tokens: &'a dyn Fn(usize) -> *const f32,
 }
@@ -151,6 +154,7 @@ impl Job<'_> {
 
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
         let panel = self.panel_bytes();
+        let tile_format = |row: usize| format.of_tile(self.spiked.get(row).is_some_and(|&spiked| spiked != 0));
         #[cfg(target_arch = "x86_64")]
         if self.isa != Isa::Scalar
             && self.block.rows == 1
@@ -158,6 +162,7 @@ impl Job<'_> {
         {
             // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
             unsafe {
+                let format = tile_format(0);
                 if self.isa == Isa::Amx {
                     super::avx512::gemv::<{ super::amx::AHEAD }>(form.dtype, format, panel, self.words, acc);
                 } else if self.isa == Isa::Avx512 {
@@ -169,8 +174,8 @@ impl Job<'_> {
             return;
         }
         let k = self.segment.layout.k();
-        let (row_words, group_words) = (format.row_words(k), format.group_words());
-        let mut products = Products::new(self.isa, form, format, self.block.rows);
+        let row_words = format.row_words(k);
+        let mut products = Products::new(self.isa, form, self.block.rows);
         let chunk_bytes = CHUNK / form.groups() * form.packed_block_bytes();
         for (i, packed) in panel.chunks(chunk_bytes).enumerate() {
             let groups = packed.len() / form.packed_block_bytes() * form.groups();
@@ -180,9 +185,11 @@ impl Job<'_> {
             let mut row = 0;
             while row < self.block.rows {
                 let width = tile_width(self.block.rows - row);
+                let format = tile_format(row);
+                let group_words = format.group_words();
                 let first = row * row_words + i * CHUNK * group_words * width;
                 let words = &self.words[first..first + groups * group_words * width];
-                products.multiply(width, wide, words, &mut acc[row * PANEL..][..width * PANEL]);
+                products.multiply(format, width, wide, words, &mut acc[row * PANEL..][..width * PANEL]);
                 row += width;
             }
         }
@@ -193,23 +200,22 @@ impl Job<'_> {
 struct Products {
     isa: Isa,
     form: Form,
-    format: Format,
     /// Codes are unpacked as signed bytes, for tile registers.
     #[cfg(target_arch = "x86_64")]
     tiles: Option<super::amx::Tiles>,
 }
 
 impl Products {
-    fn new(isa: Isa, form: Form, format: Format, rows: usize) -> Self {
+    fn new(isa: Isa, form: Form, rows: usize) -> Self {
         #[cfg(target_arch = "x86_64")]
         {
             let tiles = (isa == Isa::Amx && rows >= super::amx::MIN_TOKENS).then(super::amx::Tiles::new);
-            Self { isa, form, format, tiles }
+            Self { isa, form, tiles }
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
             let _ = rows;
-            Self { isa, form, format }
+            Self { isa, form }
         }
     }
 
@@ -233,8 +239,8 @@ impl Products {
         self.form.unpack(packed, wide);
     }
 
-    fn multiply(&mut self, width: usize, wide: &[WideGroup], words: &[u32], acc: &mut [f32]) {
-        let (format, halves, has_min) = (self.format, self.form.halves, self.form.has_min);
+    fn multiply(&mut self, format: Format, width: usize, wide: &[WideGroup], words: &[u32], acc: &mut [f32]) {
+        let (halves, has_min) = (self.form.halves, self.form.has_min);
         #[cfg(target_arch = "x86_64")]
         {
             if let Some(tiles) = &mut self.tiles {

@@ -24,7 +24,8 @@ const QUANTISED: [DType; 12] = [
     DType::IQ4_XS,
 ];
 const FLOATS: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
-const MODES: [Compute; 5] = [Compute::F32, Compute::I8G32, Compute::I8G16, Compute::I8X2G32, Compute::Bf16];
+const MODES: [Compute; 6] =
+    [Compute::F32, Compute::I8G32, Compute::I8G16, Compute::I8X2G32, Compute::I8SG32, Compute::Bf16];
 
 /// A weight with random content.
 struct Weight {
@@ -162,6 +163,32 @@ fn packing_keeps_every_value() {
     }
 }
 
+/// A value far above the rest in a quarter of the rows.
+fn spike(random: &mut Random, x: &mut [f32], k: usize) {
+    for row in x.chunks_exact_mut(k) {
+        if random.range(0, 4) == 0 {
+            row[random.range(0, k)] = 3000.0;
+        }
+    }
+}
+
+#[test]
+fn a_row_with_a_spike_has_two_terms_and_its_neighbours_one() {
+    let mut random = Random::new(12);
+    let w = weight(&mut random, DType::Q4_1, 20, 512, None);
+    let mut x = random.values(20 * 512, 1.0);
+    x[3 * 512 + 77] = 3000.0;
+    for isa in Isa::available() {
+        let run = |compute| bits(&run_on(isa, &Threads(2), &x, &[w.segment(compute)], Epilogue::None));
+        let (one, two, found) = (run(Compute::I8G32), run(Compute::I8X2G32), run(Compute::I8SG32));
+        for row in 0..20 {
+            let expected = if row == 3 { &two } else { &one };
+            assert!(one[row * 20..][..20] != two[row * 20..][..20]);
+            assert!(found[row * 20..][..20] == expected[row * 20..][..20], "{} row {row}", isa.name());
+        }
+    }
+}
+
 #[test]
 fn every_type_and_mode_is_close_to_the_oracle() {
     let mut random = Random::new(2);
@@ -171,7 +198,7 @@ fn every_type_and_mode_is_close_to_the_oracle() {
         let expected = w.oracle(&x);
         for compute in MODES {
             let limit = match (dtype.is_block_quantised(), compute) {
-                (true, Compute::I8G32) => 3e-5,
+                (true, Compute::I8G32 | Compute::I8SG32) => 3e-5,
                 (true, Compute::I8G16) => 2.5e-5,
                 (true, Compute::I8X2G32) => 1e-9,
                 _ => 1e-12,
@@ -191,7 +218,8 @@ fn every_instruction_set_gives_the_same_bits() {
     for dtype in QUANTISED.into_iter().chain(FLOATS) {
         let w = weight(&mut random, dtype, 35, k_for(dtype), None);
         for rows in [1, 2, 3, 5, 11, 25] {
-            let x = random.values(rows * w.layout.k(), 3.0);
+            let mut x = random.values(rows * w.layout.k(), 3.0);
+            spike(&mut random, &mut x, w.layout.k());
             for compute in MODES {
                 let expected = bits(&run_on(Isa::Scalar, &Serial, &x, &[w.segment(compute)], Epilogue::None));
                 for isa in Isa::available() {
@@ -208,11 +236,12 @@ fn a_row_does_not_depend_on_the_batch_or_on_threads() {
     let mut random = Random::new(4);
     for dtype in [DType::Q4_0, DType::Q4_1, DType::Q8_0, DType::Q4_K, DType::Q6_K, DType::Q2_K, DType::BF16, DType::F32]
     {
-        for compute in [Compute::F32, Compute::I8G32, Compute::I8G16, Compute::I8X2G32] {
+        for compute in MODES {
             let (n, k) = (random.range(17, 200), 256 * random.range(1, 4));
             let w = weight(&mut random, dtype, n, k, None);
             let rows = random.range(2, 71);
-            let x = random.values(rows * k, 1.0);
+            let mut x = random.values(rows * k, 1.0);
+            spike(&mut random, &mut x, k);
             let isa = Isa::current();
             let all = run_on(isa, &Threads(3), &x, &[w.segment(compute)], Epilogue::None);
             assert_eq!(bits(&all), bits(&run_on(isa, &Threads(7), &x, &[w.segment(compute)], Epilogue::None)));
@@ -240,7 +269,8 @@ proptest! {
         let mut random = Random::new(seed);
         let k = if dtype.is_block_quantised() { k * dtype.block_len() } else { k * 37 };
         let w = weight(&mut random, dtype, n, k, None);
-        let x = random.values(rows * k, 1.0);
+        let mut x = random.values(rows * k, 1.0);
+        spike(&mut random, &mut x, k);
         let all = run_on(isa, &Threads(threads), &x, &[w.segment(compute)], Epilogue::None);
         let row = random.range(0, rows);
         let alone = run_on(Isa::Scalar, &Serial, &x[row * k..][..k], &[w.segment(compute)], Epilogue::None);
