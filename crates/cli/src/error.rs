@@ -74,6 +74,9 @@ pub enum CliError {
     /// A device that can't be used.
     #[error(transparent)]
     Device(#[from] qwen_hal::HalError),
+    /// A plugin that is not used.
+    #[error(transparent)]
+    Plugin(#[from] qwen_hal::loader::LoadError),
     /// The signal handler can't be set.
     #[error("cannot watch for Ctrl-C: {0}")]
     Signal(#[from] ctrlc::Error),

@@ -15,3 +15,4 @@ pub mod error;
 pub mod eval;
 pub mod memory;
 pub mod model;
+pub mod plugins;

@@ -16,7 +16,7 @@ pub(crate) fn qwen_eval() -> Command {
 fn program(path: &str) -> Command {
     let mut command = Command::new(path);
     command.stdin(Stdio::null()).current_dir(fixtures());
-    for name in ["RUST_LOG", "COLUMNS", "CLICOLOR", "CLICOLOR_FORCE", "QWEN_THREADS"] {
+    for name in ["RUST_LOG", "COLUMNS", "CLICOLOR", "CLICOLOR_FORCE", "QWEN_THREADS", "QWEN_HAL_PATH"] {
         command.env_remove(name);
     }
     command

@@ -8,4 +8,5 @@ mod generate;
 mod hostile;
 mod logits;
 mod messages;
+mod plugins;
 mod tokenize;
