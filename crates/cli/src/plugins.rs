@@ -66,15 +66,20 @@ pub fn cpu(host: &Host) -> Result<Arc<Plugin>, CliError> {
     Ok(Plugin::linked(&qwen_cpu::PLUGIN, host)?)
 }
 
-/// Where plugins are looked for: libraries that were named, then the usual places. Each is tried out in a child process.
+/// Where plugins are looked for: libraries that were named, then the usual places.
+#[must_use]
+pub fn places(named: &[PathBuf]) -> Loader {
+    let loader = named.iter().fold(Loader::new(), Loader::named);
+    loader.usual(std::env::var_os(PATH_VARIABLE).as_deref(), std::env::current_exe().ok().as_deref())
+}
+
+/// As [`places`]; each library is tried out in a child process before it is loaded.
 ///
 /// # Errors
 /// If `QWEN_HAL_PROBE_SECONDS` is not a number of seconds.
 pub fn loader(named: &[PathBuf]) -> Result<Loader, CliError> {
-    let program = std::env::current_exe().ok();
-    let loader = named.iter().fold(Loader::new(), Loader::named);
-    let loader = loader.usual(std::env::var_os(PATH_VARIABLE).as_deref(), program.as_deref());
-    let Some(program) = program else { return Ok(loader) };
+    let loader = places(named);
+    let Ok(program) = std::env::current_exe() else { return Ok(loader) };
     let mut prober = Prober::new(program, &[PROBE_ARGUMENT]);
     if let Ok(limit) = std::env::var(LIMIT_VARIABLE) {
         let seconds = limit.parse().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
@@ -98,11 +103,10 @@ pub fn probe_child() -> Option<bool> {
 ///
 /// # Errors
 /// If there is none, or why it is not used.
-pub fn find(name: &str, named: &[PathBuf], host: &Host) -> Result<Arc<Plugin>, CliError> {
+pub fn find(name: &str, loader: &Loader, host: &Host) -> Result<Arc<Plugin>, CliError> {
     if name == CPU {
         return cpu(host);
     }
-    let loader = loader(named)?;
     let candidates = loader.candidates();
     let of_name = |candidate: &&Candidate| candidate.name() == name;
     let usable = candidates.iter().filter(of_name).find(|candidate| candidate.refused.is_none());
@@ -123,7 +127,10 @@ pub fn find(name: &str, named: &[PathBuf], host: &Host) -> Result<Arc<Plugin>, C
 /// # Errors
 /// If there is none, or it can't be opened.
 pub fn open(name: &DeviceName, named: &[PathBuf], threads: Option<u32>) -> Result<Device, CliError> {
-    Ok(find(&name.plugin, named, &host(threads))?.open(name.index, &[])?)
+    let host = host(threads);
+    // Without a plugin nothing is looked for.
+    let plugin = if name.plugin == CPU { cpu(&host)? } else { find(&name.plugin, &loader(named)?, &host)? };
+    Ok(plugin.open(name.index, &[])?)
 }
 
 #[cfg(test)]

@@ -13,6 +13,11 @@ pub(crate) fn qwen_eval() -> Command {
     program(env!("CARGO_BIN_EXE_qwen-eval"))
 }
 
+/// The program `qwen-hal-check`.
+pub(crate) fn hal_check() -> Command {
+    program(env!("CARGO_BIN_EXE_qwen-hal-check"))
+}
+
 fn program(path: &str) -> Command {
     let mut command = Command::new(path);
     command.stdin(Stdio::null()).current_dir(fixtures());

@@ -35,6 +35,22 @@ static qhal_status noisy_init(const qhal_kv *o, uint32_t n, qhal_error *e) {
 }
 static qhal_status no_devices(uint32_t *out, qhal_error *e) { (void)e; *out = 0; return QHAL_OK; }
 
+/* For qwen-hal-check: claims every op and has none. */
+static qhal_status claims_all(qhal_device *d, const qhal_op_desc *desc, qhal_support *out, qhal_error *e) {
+    (void)d, (void)desc, (void)e;
+    out->level = QHAL_SUPPORT_NATIVE;
+    return QHAL_OK;
+}
+/* Crashes on rows, which the self test does not try; hangs on a poll. */
+static qhal_status crash_rows(qhal_stream *s, const qhal_copy_desc *d, qhal_error *e) {
+    if (d->rows > 1) abort();
+    return copy(s, d, e);
+}
+static qhal_status hang_poll(qhal_stream *s, uint64_t t, qhal_error *e) {
+    while (t == 0 && s) sleep(1);
+    return stream_wait(s, t, e);
+}
+
 #if HOSTILE == 16
 __attribute__((constructor)) static void crash_while_loading(void) { abort(); }
 #endif
@@ -64,7 +80,7 @@ __attribute__((visibility("default"))) const qhal_plugin_api *qhal_plugin_query(
     if (!table) return NULL;
     own.api = *table;
     (void)abort_init, (void)exit_init, (void)fail_init, (void)hang_open, (void)crash_caps, (void)lazy_copy;
-    (void)noisy_init, (void)no_devices;
+    (void)noisy_init, (void)no_devices, (void)claims_all, (void)crash_rows, (void)hang_poll;
 #if HOSTILE == 2 /* functions that this host does not know */
     own.api.struct_size = sizeof own;
     for (int i = 0; i < 8; i++) own.newer[i] = 0xdeadbeef;
@@ -91,6 +107,12 @@ __attribute__((visibility("default"))) const qhal_plugin_api *qhal_plugin_query(
     own.api.plugin_init = noisy_init;
 #elif HOSTILE == 17
     own.api.device_count = no_devices;
+#elif HOSTILE == 18
+    own.api.op_supports = claims_all;
+#elif HOSTILE == 19
+    own.api.copy = crash_rows;
+#elif HOSTILE == 20
+    own.api.stream_wait = hang_poll;
 #endif
     return &own.api;
 }
