@@ -190,7 +190,8 @@ impl PluginReport {
 impl Report {
     fn new(device: &Device) -> Result<Self, CliError> {
         let (info, caps, manifest) = (device.info(), device.caps(), device.plugin().manifest());
-        let is_cpu = info.kind == abi::QHAL_KIND_CPU;
+        // Of the backend that is part of this program; what a plugin computes with is its own.
+        let is_cpu = manifest.name == plugins::CPU;
         let caches = |levels: [u64; 4]| levels.into_iter().filter(|size| *size > 0).collect();
         let dtype = |entry: &qwen_hal::DtypeCaps| DtypeReport {
             name: DType::from_code(entry.dtype).map_or_else(|| format!("code {}", entry.dtype), |d| d.to_string()),

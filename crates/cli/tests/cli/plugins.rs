@@ -46,6 +46,7 @@ fn devices_and_refused_plugins_are_listed() {
         answer["devices"].as_array().unwrap().iter().map(|device| device["plugin"].as_str().unwrap()).collect();
     assert_eq!(devices, ["cpu", "example"]);
     let loaded = plugin_of(&answer, &good);
+    assert_eq!(answer["devices"][1]["instruction_set"], Value::Null);
     assert_eq!((loaded["status"].as_str(), loaded["abi"].as_str()), (Some("loaded"), Some("0.1")));
     let why = |path: &Path| {
         let report = plugin_of(&answer, path);
