@@ -1,7 +1,11 @@
 //! Arguments that several commands share.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+
+use crate::plugins::DeviceName;
 
 /// Which model.
 #[derive(Debug, Clone, Args)]
@@ -52,6 +56,12 @@ pub enum KvCacheDtype {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Runtime")]
 pub struct RuntimeArguments {
+    /// Device to compute on, as `qwen devices` lists them: the CPU, or a plugin's
+    #[arg(long, value_name = "NAME[:N]", default_value = "cpu")]
+    pub device: DeviceName,
+    /// A plugin's library, beside those of the usual places (may be repeated)
+    #[arg(long = "plugin", value_name = "FILE")]
+    pub plugins: Vec<PathBuf>,
     /// Threads to compute with [default: all that the process may use, or QWEN_THREADS]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,

@@ -15,6 +15,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::error::{CliError, sentence};
+use crate::plugins;
 
 const ERROR_STYLE: Style = AnsiColor::Red.on_default().bold();
 
@@ -29,6 +30,9 @@ pub fn since_start() -> Duration {
 /// Parses the arguments and runs the command.
 pub fn main<C: Parser>(run: impl FnOnce(C) -> Result<(), CliError>) -> ExitCode {
     START.get_or_init(Instant::now);
+    if let Some(passed) = plugins::probe_child() {
+        return if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
     let arguments = match C::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {

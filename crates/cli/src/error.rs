@@ -74,6 +74,20 @@ pub enum CliError {
     /// A device that can't be used.
     #[error(transparent)]
     Device(#[from] qwen_hal::HalError),
+    /// A plugin that does not conform.
+    #[error("{failed} of {of} cases failed; --verbose shows all, --case TEXT runs some of them again")]
+    Conformance {
+        /// Failed cases.
+        failed: usize,
+        /// All cases.
+        of: usize,
+    },
+    /// A plugin that can't be checked.
+    #[error("{0}")]
+    Uncheckable(String),
+    /// A plugin that is not used.
+    #[error(transparent)]
+    Plugin(#[from] qwen_hal::loader::LoadError),
     /// The signal handler can't be set.
     #[error("cannot watch for Ctrl-C: {0}")]
     Signal(#[from] ctrlc::Error),

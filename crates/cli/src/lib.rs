@@ -1,4 +1,4 @@
-//! The command-line programs: qwen, qwen-eval and qwen-bench.
+//! The command-line programs: qwen, qwen-eval, qwen-bench and qwen-hal-check.
 //!
 //! In: arguments, files, a terminal or pipes. Out: text for people, JSON for programs (`--json`), an exit code. The
 //! binaries only wire; everything that is worth a test is here. Invariants: standard output carries results alone;
@@ -14,5 +14,7 @@ pub mod console;
 pub mod entry;
 pub mod error;
 pub mod eval;
+pub mod hal_check;
 pub mod memory;
 pub mod model;
+pub mod plugins;

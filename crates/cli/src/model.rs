@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use qwen_engine::{Engine, KvDType, LoadOptions, LoadStage, LoadedModel, MlaForm, PassName, Policy};
 use qwen_formats::Checkpoint;
-use qwen_hal::{Device, Host, Plugin, Pool};
+use qwen_hal::Device;
 use qwen_models::hub::{self, Client, DownloadOptions, ModelSpec, Wanted};
 use qwen_models::tokenizer::Tokenizer;
 
 use crate::arguments::{KvCacheDtype, Precision, RuntimeArguments};
 use crate::console::Progress;
 use crate::error::CliError;
+use crate::plugins;
 
 /// The files of a model: a path as it is, or what its name stands for, fetched if it isn't there yet.
 ///
@@ -86,16 +87,6 @@ fn from_gguf(path: &Path) -> Result<Tokenizer, CliError> {
     }
 }
 
-/// The CPU as a device with so many threads.
-///
-/// # Errors
-/// If it can't be opened.
-pub fn cpu(threads: Option<u32>) -> Result<Device, CliError> {
-    let pool = Pool::new(threads.map(|n| n as usize));
-    let plugin = Plugin::linked(&qwen_cpu::PLUGIN, &Host::new(Arc::new(pool)))?;
-    Ok(plugin.open(0, &[])?)
-}
-
 /// What a command wants besides the runtime arguments.
 #[derive(Debug, Clone, Default)]
 pub struct Wish {
@@ -137,13 +128,13 @@ const fn policy(precision: Precision) -> Policy {
     }
 }
 
-/// Loads a model onto the CPU, with a progress bar on a terminal.
+/// Loads a model onto its device, with a progress bar on a terminal.
 ///
 /// # Errors
 /// If there is no such model, it is damaged or not supported, or memory is short.
 pub fn load(model: &str, runtime: &RuntimeArguments, wish: &Wish) -> Result<Engine, CliError> {
     let path = resolve(model)?;
-    let device = cpu(runtime.threads)?;
+    let device = plugins::open(&runtime.device, &runtime.plugins, runtime.threads)?;
     load_on(&path, device, &options(runtime, wish))
 }
 

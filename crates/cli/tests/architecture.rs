@@ -12,18 +12,23 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qwen-hal-abi", &[]),
     ("qwen-formats", &[]),
     ("qwen-hal", &["qwen-hal-abi"]),
+    ("qwen-hal-check", &["qwen-hal", "qwen-formats"]),
     ("qwen-ir", &["qwen-formats"]),
     ("qwen-models", &["qwen-formats", "qwen-ir"]),
     ("qwen-cpu", &["qwen-hal-abi", "qwen-formats"]),
     ("qwen-runtime", &["qwen-hal", "qwen-ir", "qwen-formats"]),
     ("qwen-engine", &["qwen-runtime", "qwen-models", "qwen-formats", "qwen-hal", "qwen-ir"]),
     ("qwen-bench", &["qwen-engine", "qwen-runtime", "qwen-ir"]),
-    ("qwen-cli", &["qwen-bench", "qwen-engine", "qwen-models", "qwen-formats", "qwen-hal", "qwen-cpu"]),
+    ("qwen-null", &["qwen-hal-abi"]),
+    (
+        "qwen-cli",
+        &["qwen-bench", "qwen-engine", "qwen-models", "qwen-formats", "qwen-hal", "qwen-hal-check", "qwen-cpu"],
+    ),
     ("qwen-fuzz", &["qwen-formats", "qwen-ir", "qwen-models"]),
 ];
 
 /// Crates that may contain `unsafe`: kernels, foreign functions, memory.
-const UNSAFE: &[&str] = &["qwen-hal-abi", "qwen-hal", "qwen-cpu", "qwen-formats"];
+const UNSAFE: &[&str] = &["qwen-hal-abi", "qwen-hal", "qwen-hal-check", "qwen-cpu", "qwen-null", "qwen-formats"];
 
 /// The workspace as cargo sees it: manifest path and own normal and build dependencies of every member.
 fn workspace() -> BTreeMap<String, (String, Vec<String>)> {

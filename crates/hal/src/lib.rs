@@ -14,6 +14,8 @@ mod buffer;
 mod device;
 mod error;
 mod host;
+#[cfg(unix)]
+pub mod loader;
 mod op;
 mod operand;
 mod plan;

@@ -80,6 +80,8 @@ pub struct Manifest {
     pub build_id: String,
     /// ABI (major, minor) that it was built with.
     pub abi: (u32, u32),
+    /// Oldest host minor that it accepts.
+    pub min_host_minor: u32,
     /// `QHAL_KIND_*`.
     pub kind: u32,
     /// Rank among plugins for the same device.
@@ -165,6 +167,11 @@ impl Plugin {
     pub(crate) const fn table(&self) -> &qhal_plugin_api {
         &self.table
     }
+    /// The table with stubs in its holes, for tools that test a plugin below the safe handles.
+    #[must_use]
+    pub const fn raw_table(&self) -> &qhal_plugin_api {
+        &self.table
+    }
     /// Facts that the plugin states about itself.
     #[must_use]
     pub const fn manifest(&self) -> &Manifest {
@@ -238,7 +245,7 @@ impl Drop for Plugin {
 ///
 /// # Safety
 /// As [`copy_struct`], and its strings are readable.
-unsafe fn read_manifest(raw: *const qhal_manifest) -> Result<Manifest, HalError> {
+pub(crate) unsafe fn read_manifest(raw: *const qhal_manifest) -> Result<Manifest, HalError> {
     let contract = |found: String| HalError::Contract {
         plugin: "?".into(),
         call: "qhal_plugin_manifest",
@@ -253,32 +260,44 @@ unsafe fn read_manifest(raw: *const qhal_manifest) -> Result<Manifest, HalError>
     if name.is_empty() {
         return Err(contract("no name".into()));
     }
-    let refused = |expected: String, found: String| HalError::Refused { plugin: name.as_str().into(), expected, found };
-    if raw.abi_major != QHAL_ABI_MAJOR {
-        return Err(refused(format!("ABI major {QHAL_ABI_MAJOR}"), format!("{}", raw.abi_major)));
+    check_versions(&name, raw.abi_major, raw.min_host_minor, raw.cpu_features)?;
+    Ok(Manifest {
+        vendor,
+        version,
+        build_id,
+        abi: (raw.abi_major, raw.abi_minor),
+        min_host_minor: raw.min_host_minor,
+        kind: raw.kind,
+        score: raw.score,
+        name,
+    })
+}
+
+/// Whether this host and machine may use a plugin. The minor that it was built with does not matter: what it needs does.
+pub(crate) fn check_versions(
+    name: &str,
+    abi_major: u32,
+    min_host_minor: u32,
+    cpu_features_needed: u64,
+) -> Result<(), HalError> {
+    let refused = |expected: String, found: String| HalError::Refused { plugin: name.into(), expected, found };
+    if abi_major != QHAL_ABI_MAJOR {
+        return Err(refused(format!("ABI major {QHAL_ABI_MAJOR}"), format!("{abi_major}")));
     }
-    if raw.min_host_minor > QHAL_ABI_MINOR {
+    if min_host_minor > QHAL_ABI_MINOR {
         return Err(refused(
             format!("a plugin that accepts host minor {QHAL_ABI_MINOR}"),
-            format!("one that needs {} or newer", raw.min_host_minor),
+            format!("one that needs {min_host_minor} or newer"),
         ));
     }
-    let missing = raw.cpu_features & !cpu_features();
+    let missing = cpu_features_needed & !cpu_features();
     if missing != 0 {
         return Err(refused(
             format!("CPU features within {:#x} (QHAL_CPU_*)", cpu_features()),
             format!("that it also needs {missing:#x}"),
         ));
     }
-    Ok(Manifest {
-        vendor,
-        version,
-        build_id,
-        abi: (raw.abi_major, raw.abi_minor),
-        kind: raw.kind,
-        score: raw.score,
-        name,
-    })
+    Ok(())
 }
 
 /// `QHAL_CPU_*` bits of this machine.

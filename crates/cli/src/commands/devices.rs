@@ -1,32 +1,66 @@
-//! `qwen devices`: what there is to compute on.
+//! `qwen devices`: what there is to compute on, and which plugins were found.
 
 use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use qwen_formats::DType;
 use qwen_hal::abi;
-use qwen_hal::{Device, available_threads};
+use qwen_hal::loader::Candidate;
+use qwen_hal::{Device, Plugin, available_threads};
 use serde::Serialize;
 
-use crate::console::{NAME, bytes, print_json, stdout};
-use crate::error::CliError;
-use crate::model;
+use crate::console::{DIM, NAME, bytes, print_json, stdout};
+use crate::error::{CliError, sentence};
+use crate::plugins;
 
 const EXAMPLES: &str = "\
 Examples:
   qwen devices
   qwen devices --json
   QWEN_CPU_ISA=avx2 qwen devices
+  qwen devices --plugin ./libhal_example.so
 
+Plugins are libraries libhal_NAME.so. They are looked for, in this order, in what --plugin names, in
+the folders and files of QWEN_HAL_PATH, in ../lib/qwen/plugins seen from this program, and in
+/usr/lib/qwen/plugins; never in the current directory. Each is tried out in a process of its own
+first, for at most QWEN_HAL_PROBE_SECONDS (20): one that crashes or hangs is told here and not used.
 Values are what the device declares; nothing is measured here.";
 
-/// Show the devices to compute on
+/// Show the devices to compute on, and the plugins found
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Devices {
-    /// Print a JSON list
+    /// A plugin's library, or a folder of plugins (may be repeated)
+    #[arg(long = "plugin", value_name = "FILE")]
+    plugins: Vec<PathBuf>,
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Answer {
+    devices: Vec<Report>,
+    plugins: Vec<PluginReport>,
+}
+
+/// A library that was found, whether it is used or not.
+#[derive(Debug, Serialize)]
+struct PluginReport {
+    name: String,
+    path: String,
+    source: String,
+    /// `loaded` or `refused`.
+    status: &'static str,
+    version: Option<String>,
+    vendor: Option<String>,
+    /// ABI that it was built with.
+    abi: Option<String>,
+    /// Why it is refused, or what is wrong with its devices.
+    errors: Vec<String>,
 }
 
 /// A device, as `--json` prints it. Unknown values are null.
@@ -99,15 +133,65 @@ impl Devices {
     /// # Errors
     /// If a device can't be opened.
     pub fn run(self) -> Result<(), CliError> {
-        let reports = [Report::new(&model::cpu(None)?)?];
-        if self.json { print_json(&reports) } else { reports.iter().try_for_each(print_report) }
+        let host = plugins::host(None);
+        let mut answer =
+            Answer { devices: vec![Report::new(&plugins::cpu(&host)?.open(0, &[])?)?], plugins: Vec::new() };
+        let loader = plugins::loader(&self.plugins)?;
+        for candidate in loader.candidates() {
+            let report = match loader.load(&candidate, &host) {
+                Ok(plugin) => answer.add(&candidate, &plugin),
+                Err(error) => PluginReport::new(&candidate, None, vec![sentence(&error)]),
+            };
+            answer.plugins.push(report);
+        }
+        if self.json {
+            return print_json(&answer);
+        }
+        answer.devices.iter().try_for_each(print_report)?;
+        answer.plugins.iter().try_for_each(print_plugin)
+    }
+}
+
+impl Answer {
+    /// Adds the devices of a plugin; one that can't be opened does not hide the others.
+    fn add(&mut self, candidate: &Candidate, plugin: &Arc<Plugin>) -> PluginReport {
+        let mut errors = Vec::new();
+        let count = plugin.device_count().unwrap_or_else(|error| {
+            errors.push(sentence(&error));
+            0
+        });
+        for index in 0..count {
+            let device = plugin.open(index, &[]).map_err(CliError::from).and_then(|device| Report::new(&device));
+            match device {
+                Ok(report) => self.devices.push(report),
+                Err(error) => errors.push(sentence(&error)),
+            }
+        }
+        PluginReport::new(candidate, Some(plugin), errors)
+    }
+}
+
+impl PluginReport {
+    fn new(candidate: &Candidate, plugin: Option<&Arc<Plugin>>, errors: Vec<String>) -> Self {
+        let manifest = plugin.map(|plugin| plugin.manifest());
+        Self {
+            name: manifest.map_or_else(|| candidate.name().to_owned(), |manifest| manifest.name.clone()),
+            path: candidate.path.display().to_string(),
+            source: candidate.source.to_string(),
+            status: if plugin.is_some() { "loaded" } else { "refused" },
+            version: manifest.map(|manifest| manifest.version.clone()),
+            vendor: manifest.map(|manifest| manifest.vendor.clone()),
+            abi: manifest.map(|manifest| format!("{}.{}", manifest.abi.0, manifest.abi.1)),
+            errors,
+        }
     }
 }
 
 impl Report {
     fn new(device: &Device) -> Result<Self, CliError> {
         let (info, caps, manifest) = (device.info(), device.caps(), device.plugin().manifest());
-        let is_cpu = info.kind == abi::QHAL_KIND_CPU;
+        // Of the backend that is part of this program; what a plugin computes with is its own.
+        let is_cpu = manifest.name == plugins::CPU;
         let caches = |levels: [u64; 4]| levels.into_iter().filter(|size| *size > 0).collect();
         let dtype = |entry: &qwen_hal::DtypeCaps| DtypeReport {
             name: DType::from_code(entry.dtype).map_or_else(|| format!("code {}", entry.dtype), |d| d.to_string()),
@@ -125,7 +209,8 @@ impl Report {
             instruction_set: is_cpu.then(|| qwen_cpu::isa::Isa::current().name()),
             vector_bytes: caps.vector_width,
             memory_total_bytes: caps.memory_total,
-            memory_free_bytes: device.health()?.memory_free,
+            // Optional: a plugin need not know.
+            memory_free_bytes: device.health().ok().and_then(|health| health.memory_free),
             max_allocation_bytes: caps.max_allocation,
             cache_bytes: caps.cache_bytes.map(caches),
             features: FEATURES.iter().filter(|(bit, _)| caps.has(*bit)).map(|(_, name)| *name).collect(),
@@ -160,5 +245,13 @@ fn print_report(report: &Report) -> Result<(), CliError> {
     line("computes in", able("compute"))?;
     line("stores", able("store"))?;
     line("features", Some(report.features.join(" ")))?;
+    Ok(())
+}
+
+fn print_plugin(report: &PluginReport) -> Result<(), CliError> {
+    let mut out = stdout();
+    let version = report.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+    writeln!(out, "plugin {NAME}{}{NAME:#}{version}: {}, {DIM}{}{DIM:#}", report.name, report.status, report.path)?;
+    report.errors.iter().try_for_each(|error| writeln!(out, "  {error}"))?;
     Ok(())
 }

@@ -15,6 +15,7 @@ use crate::commands::tokenize::read_file;
 use crate::console::{Progress, print_json};
 use crate::error::CliError;
 use crate::model::{self, Wish};
+use crate::plugins::DeviceName;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -110,6 +111,8 @@ impl Kl {
 
     fn runtime(&self, precision: Precision) -> RuntimeArguments {
         RuntimeArguments {
+            device: DeviceName::default(),
+            plugins: Vec::new(),
             threads: self.threads,
             precision,
             kv_cache_dtype: crate::arguments::KvCacheDtype::Auto,

@@ -18,10 +18,15 @@ pub(crate) fn qwen_bench() -> Command {
     program(env!("CARGO_BIN_EXE_qwen-bench"))
 }
 
+/// The program `qwen-hal-check`.
+pub(crate) fn hal_check() -> Command {
+    program(env!("CARGO_BIN_EXE_qwen-hal-check"))
+}
+
 fn program(path: &str) -> Command {
     let mut command = Command::new(path);
     command.stdin(Stdio::null()).current_dir(fixtures());
-    for name in ["RUST_LOG", "COLUMNS", "CLICOLOR", "CLICOLOR_FORCE", "QWEN_THREADS"] {
+    for name in ["RUST_LOG", "COLUMNS", "CLICOLOR", "CLICOLOR_FORCE", "QWEN_THREADS", "QWEN_HAL_PATH"] {
         command.env_remove(name);
     }
     command

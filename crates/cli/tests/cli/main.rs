@@ -8,5 +8,6 @@ mod generate;
 mod hostile;
 mod logits;
 mod messages;
+mod plugins;
 mod throughput;
 mod tokenize;
