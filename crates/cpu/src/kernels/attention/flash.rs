@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::micro::{RowSource, Strided, TileRows, multiply};
-use crate::kernels::math::exp;
+use crate::kernels::math::{exp, exp_bounded};
 use crate::kernels::simd::storage::F32;
 use crate::kernels::simd::{Kernel, LANES, Simd};
 
@@ -89,7 +89,12 @@ impl Queries {
     /// Places in the tile at `start` that row `i` sees.
     #[inline(always)]
     fn places(&self, i: usize, start: usize) -> Range<usize> {
-        let seen = self.seen(i / self.heads);
+        self.places_of(i / self.heads, start)
+    }
+    /// Places in the tile at `start` that token `t` sees.
+    #[inline(always)]
+    fn places_of(&self, t: usize, start: usize) -> Range<usize> {
+        let seen = self.seen(t);
         seen.start.max(start).min(start + TILE) - start..seen.end.max(start).min(start + TILE) - start
     }
 }
@@ -315,12 +320,9 @@ unsafe fn attend_rows<S: Simd, V: RowSource>(
                 while let Some((first, n)) = blocks.next() {
                     multiply::<S, _, false>(s, &tile(first, n), keys, 0..dims.key_dim, vectors.clone());
                 }
-                for i in row..row + n {
-                    let scores = scratch.scores.add((i - rows.start) * TILE);
-                    let state = scratch.part.row(i, padded);
-                    let places = queries.places(i, start);
-                    factors[i - rows.start] = s.enter(SoftmaxTile { scores, places, scale: dims.scale, state });
-                }
+                let scores = scratch.scores.add((row - rows.start) * TILE);
+                let (state, factors) = (scratch.part.row(row, padded), &mut factors[row - rows.start..][..n]);
+                s.enter(SoftmaxRows { queries, rows: row..row + n, start, scores, scale: dims.scale, state, factors });
             }
             row += n;
         }
@@ -403,61 +405,127 @@ fn finite_base(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
-/// A row over a tile; made by [`attend_rows`] alone.
-struct SoftmaxTile {
+/// Rows over a tile: turns scores into weights relative to the maximum so far, updates maxima and sums, and gives the factors
+/// on what was summed before. Sixteen rows at a time, so that no row waits for another's and nothing depends on a branch
+/// that cannot be foreseen. Made by [`attend_rows`] alone.
+struct SoftmaxRows<'a> {
+    queries: &'a Queries,
+    rows: Range<usize>,
+    /// Of the tile.
+    start: usize,
+    /// [rows][TILE].
     scores: *mut f32,
-    places: Range<usize>,
     scale: f32,
+    /// Of the first row.
     state: State,
+    factors: &'a mut [f32],
 }
 
-impl Kernel for SoftmaxTile {
-    type Output = f32;
+impl Kernel for SoftmaxRows<'_> {
+    type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> f32 {
-        // SAFETY: scores and state are of one row.
-        unsafe { softmax_tile(s, self.scores, self.places, self.scale, self.state) }
+    fn run<S: Simd>(self, s: S) {
+        let (scale, heads) = (s.splat(self.scale), self.queries.heads);
+        let (mut token, mut head) = (self.rows.start / heads, self.rows.start % heads);
+        let mut places = self.queries.places_of(token, self.start);
+        for (block, factors) in self.factors.chunks_mut(LANES).enumerate() {
+            let (first, n) = (block * LANES, factors.len());
+            let mut seen = [(0, 0); LANES];
+            let mut best = [f32::NEG_INFINITY; LANES];
+            // SAFETY: scores and state are of these rows.
+            unsafe {
+                for i in 0..n {
+                    if head == heads {
+                        (token, head) = (token + 1, 0);
+                        places = self.queries.places_of(token, self.start);
+                    }
+                    head += 1;
+                    seen[i] = (places.start, places.end);
+                    best[i] = scale_row(s, self.scores.add((first + i) * TILE), &places, scale);
+                }
+                let (max, sum) = (self.state.max.add(first), self.state.sum.add(first));
+                let old = s.load_partial(max, n, f32::NEG_INFINITY);
+                let new = s.max(s.of(best), old);
+                // With nothing but -inf seen, something finite, so that e^-inf is 0 and not NaN.
+                let base = s.max(new, s.splat(f32::MIN));
+                let factor = exp_bounded(s, s.sub(old, base));
+                let bases = s.to_array(base);
+                let mut sums = [0.0; LANES];
+                for i in 0..n {
+                    sums[i] = weigh_row(s, self.scores.add((first + i) * TILE), seen[i], s.splat(bases[i]));
+                }
+                let sums = s.fma(s.load_partial(sum, n, 0.0), factor, s.of(sums));
+                if n == LANES {
+                    s.store(max, new);
+                    s.store(sum, sums);
+                    s.store(factors.as_mut_ptr(), factor);
+                } else {
+                    s.store_partial(max, n, new);
+                    s.store_partial(sum, n, sums);
+                    s.store_partial(factors.as_mut_ptr(), n, factor);
+                }
+            }
+        }
     }
 }
 
-/// Turns a row's scores into weights relative to the maximum so far, updates maximum and sum, and returns the factor on
-/// what was summed before.
+/// Scales a row's scores, masks those of places that it doesn't see, and returns the largest.
 ///
 /// # Safety
-/// `scores` has a tile, `state` a row.
+/// `scores` has a tile.
 #[inline(always)]
-unsafe fn softmax_tile<S: Simd>(s: S, scores: *mut f32, places: Range<usize>, scale: f32, state: State) -> f32 {
-    let vectors = places.start / LANES..places.end.div_ceil(LANES);
-    let scale = s.splat(scale);
+unsafe fn scale_row<S: Simd>(s: S, scores: *mut f32, places: &Range<usize>, scale: S::V) -> f32 {
     let mut best = s.splat(f32::NEG_INFINITY);
-    let mut scaled = [best; TILE_VECTORS];
     // SAFETY: the caller's promise.
     unsafe {
-        for v in vectors.start..vectors.end {
-            let mut x = s.mul(s.load(scores.add(v * LANES)), scale);
-            if v * LANES < places.start || (v + 1) * LANES > places.end {
-                x = mask(s, x, v * LANES, &places);
+        if places.start == 0 && places.end == TILE {
+            for v in 0..TILE_VECTORS {
+                let x = s.mul(s.load(scores.add(v * LANES)), scale);
+                s.store(scores.add(v * LANES), x);
+                best = s.max(x, best);
             }
-            best = s.max(x, best);
-            scaled[v] = x;
+        } else {
+            for v in places.start / LANES..places.end.div_ceil(LANES) {
+                let mut x = s.mul(s.load(scores.add(v * LANES)), scale);
+                if v * LANES < places.start || (v + 1) * LANES > places.end {
+                    x = mask(s, x, v * LANES, places);
+                }
+                s.store(scores.add(v * LANES), x);
+                best = s.max(x, best);
+            }
         }
-        let best = s.reduce_max(best);
-        let old = *state.max;
-        let new = if best > old { best } else { old };
-        let base = finite_base(new);
-        let mut sum = s.splat(0.0);
-        for v in vectors.start..vectors.end {
-            let weight = exp(s, s.sub(scaled[v], s.splat(base)));
-            s.store(scores.add(v * LANES), weight);
-            sum = s.add(sum, weight);
-        }
-        // e^0 is exactly 1, so the shortcut changes nothing.
-        let factor = if new == old { 1.0 } else { s.to_array(exp(s, s.splat(old - base)))[0] };
-        *state.max = new;
-        *state.sum = (*state.sum).mul_add(factor, s.reduce_add(sum));
-        factor
     }
+    s.reduce_max(best)
+}
+
+/// Replaces a row's scores by e^(score - base) and returns their sum.
+///
+/// # Safety
+/// `scores` has a tile.
+#[inline(always)]
+unsafe fn weigh_row<S: Simd>(s: S, scores: *mut f32, (from, to): (usize, usize), base: S::V) -> f32 {
+    let mut sum = s.splat(0.0);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if from == 0 && to == TILE {
+            let mut weights = [sum; TILE_VECTORS];
+            for v in 0..TILE_VECTORS {
+                weights[v] = exp_bounded(s, s.sub(s.load(scores.add(v * LANES)), base));
+            }
+            for v in 0..TILE_VECTORS {
+                s.store(scores.add(v * LANES), weights[v]);
+                sum = s.add(sum, weights[v]);
+            }
+        } else {
+            for v in from / LANES..to.div_ceil(LANES) {
+                let weight = exp_bounded(s, s.sub(s.load(scores.add(v * LANES)), base));
+                s.store(scores.add(v * LANES), weight);
+                sum = s.add(sum, weight);
+            }
+        }
+    }
+    s.reduce_add(sum)
 }
 
 /// Adds splits' states of rows to their totals.
