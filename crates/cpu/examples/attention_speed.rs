@@ -1,7 +1,8 @@
 //! Measures attention: decode by cached bytes a second, prefill by operations a second.
 //!
-//! `cargo run --release -p qwen-cpu --example attention_speed -- [threads] [part of a line] [rounds]`: the second argument
-//! selects lines by a part of their name, the third says how often each is run (median and best are printed).
+//! `cargo run --release -p qwen-cpu --example attention_speed -- [threads] [part of a line] [rounds] [MiB]`: the second argument
+//! selects lines by a part of their name, the third says how often each is run (median and best are printed), the fourth how
+//! large the caches of all layers may be together (by default 128: read from memory and not from a processor cache).
 
 use std::hint::spin_loop;
 use std::sync::Mutex;
@@ -98,8 +99,26 @@ const SHAPES: [Shape; 3] = [
     Shape { name: "Qwen3-8B", heads: 32, key_value_heads: 8, dim: 128, layers: 36 },
 ];
 
-/// Bytes of all layers' caches together, more or less: read from memory and not from a processor cache.
-const CACHE_BYTES: usize = 1 << 27;
+/// Some values in memory as a runtime has it: in huge pages where the system gives them.
+fn huge(bytes: usize) -> &'static [u8] {
+    const PAGE: usize = 2 << 20;
+    let memory = vec![0u8; bytes + PAGE].leak();
+    let skew = memory.as_ptr().align_offset(PAGE);
+    let memory = &mut memory[skew..][..bytes];
+    #[cfg(target_os = "linux")]
+    {
+        const HUGE: i32 = 14;
+        unsafe extern "C" {
+            fn madvise(at: *mut u8, bytes: usize, advice: i32) -> i32;
+        }
+        // SAFETY: advice on this memory alone.
+        unsafe { madvise(memory.as_mut_ptr(), bytes, HUGE) };
+    }
+    for (i, x) in memory.iter_mut().enumerate() {
+        *x = if i % 2 == 0 { (i * 37 / 2) as u8 } else { 0x30 };
+    }
+    memory
+}
 
 /// Median and least seconds of one step of a layer.
 fn measure(
@@ -108,7 +127,7 @@ fn measure(
     shape: &Shape,
     contexts: &[usize],
     tokens: usize,
-    rounds: usize,
+    (rounds, cached): (usize, usize),
 ) -> (f64, f64) {
     let block_size = 16;
     let args = AttentionArgs {
@@ -125,11 +144,9 @@ fn measure(
     let most = contexts.iter().copied().max().unwrap_or(0);
     let width_in_blocks = most.div_ceil(block_size);
     let blocks: usize = contexts.iter().map(|n| n.div_ceil(block_size)).sum();
-    let layers = (CACHE_BYTES / (block_bytes * blocks)).clamp(1, shape.layers);
-    // A cache line more, to begin at one.
-    let caches: Vec<Vec<u8>> = (0..layers)
-        .map(|_| (0..block_bytes * blocks + 64).map(|i| if i % 2 == 0 { (i * 37 / 2) as u8 } else { 0x30 }).collect())
-        .collect();
+    let layers = (cached / (block_bytes * blocks)).clamp(1, shape.layers);
+    let memory = huge((block_bytes * blocks * layers).next_multiple_of(4096));
+    let caches = memory.chunks_exact(block_bytes * blocks);
     let rows = sequences * tokens;
     let q: Vec<f32> = (0..rows * shape.heads * shape.dim).map(|i| (i * 31 % 17) as f32 * 0.1 - 0.8).collect();
     let mut out = vec![0.0; q.len()];
@@ -149,20 +166,19 @@ fn measure(
     let mut times: Vec<f64> = (0..rounds.max(1))
         .map(|_| {
             let start = Instant::now();
-            for cache in &caches {
+            for cache in caches.clone().take(layers) {
                 let step = Sequences {
                     query_start: &query_start,
                     context_len: &context_len,
                     block_table: Matrix::dense(&table, sequences, width_in_blocks),
                 };
                 let width = shape.heads * shape.dim;
-                let skew = cache.as_ptr().align_offset(64);
                 let done = attention(
                     isa,
                     pool,
                     &args,
                     Matrix::dense(&q, rows, width),
-                    CacheView::new(&cache[skew..], DType::F16, block_bytes),
+                    CacheView::new(cache, DType::F16, block_bytes),
                     &step,
                     MatrixMut::dense(&mut out, rows, width),
                     &mut workspace,
@@ -177,7 +193,7 @@ fn measure(
 }
 
 #[expect(clippy::print_stdout, reason = "a command-line tool")]
-fn report(pool: &dyn Parallel, wanted: &str, rounds: usize) {
+fn report(pool: &dyn Parallel, wanted: &str, rounds: (usize, usize)) {
     for isa in Isa::available().into_iter().rev().filter(|&isa| isa != Isa::Scalar) {
         for shape in &SHAPES {
             let name = |what: &str| Some(format!("{} {} {what}", isa.name(), shape.name)).filter(|n| n.contains(wanted));
@@ -211,12 +227,13 @@ fn main() {
     let threads = argument(1).and_then(|n| n.parse().ok()).unwrap_or(2);
     let wanted = argument(2).unwrap_or_default();
     let rounds = argument(3).and_then(|n| n.parse().ok()).unwrap_or(7);
+    let cached = argument(4).and_then(|n| n.parse::<usize>().ok()).unwrap_or(128) << 20;
     let pool = Spinners::new(threads);
     std::thread::scope(|scope| {
         for _ in 1..threads {
             scope.spawn(|| pool.work());
         }
-        report(&pool, &wanted, rounds);
+        report(&pool, &wanted, (rounds, cached));
         pool.stop.store(true, Ordering::Release);
     });
 }

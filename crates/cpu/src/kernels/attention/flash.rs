@@ -5,16 +5,16 @@
 //! computes which split and where blocks lie therefore never shows in a row's bits: prefill in large tiles and decode with
 //! splits on several threads agree exactly. A position that a row may not see takes no part, not even as a zero.
 //!
-//! Layout in scratch: a tile's keys turned ([key_dim][TILE], so that a vector is 16 positions), its values [TILE][value_dim
+//! Layout in scratch: a tile's keys turned ([key_dim][TILE], in f32 or as cached, so that a vector is 16 positions), its values [TILE][value_dim
 //! padded to 16] unless they are read where they are cached, scores [SCORE_ROWS][TILE], and per row maximum, sum and output.
 
 #![expect(clippy::needless_range_loop, reason = "indices of register tiles; counted loops unroll")]
 
 use std::ops::Range;
 
-use super::micro::{RowSource, Strided, TileRows, multiply};
+use super::micro::{RowSource, TileRows, multiply};
+use super::paged::Addresses;
 use crate::kernels::math::{exp, exp_bounded};
-use crate::kernels::simd::storage::F32;
 use crate::kernels::simd::{Kernel, LANES, Simd};
 
 /// Positions of a tile.
@@ -170,14 +170,18 @@ pub(crate) struct TileMemory<'a> {
     pub(crate) keys: *mut f32,
     /// [TILE][padded], if the source wants it.
     pub(crate) values: *mut f32,
-    /// Addresses of the cached values, if the source wants them.
-    pub(crate) addresses: &'a mut [*const u8; TILE],
+    /// Where the tile is cached.
+    pub(crate) addresses: &'a mut Addresses,
+    /// End of the positions that are attended over next.
+    pub(crate) until: usize,
     /// The source's own.
     pub(crate) extra: *mut f32,
 }
 
 /// Where a sequence's keys and values come from.
 pub(crate) trait KeyValues {
+    /// How turned keys are read.
+    type Keys: RowSource;
     /// How values are read.
     type Values: RowSource;
     /// Provides `places` of the tile at position `start` of a key/value head, counted from the task's first: keys turned,
@@ -192,7 +196,7 @@ pub(crate) trait KeyValues {
         start: usize,
         places: Range<usize>,
         memory: TileMemory<'_>,
-    ) -> Self::Values;
+    ) -> (Self::Keys, Self::Values);
 }
 
 impl State {
@@ -223,6 +227,8 @@ pub(crate) struct AttendSplit<'a, K> {
     source: K,
     dims: &'a Dims,
     split: usize,
+    /// End of the positions that the caller attends over, this split and those that follow.
+    until: usize,
     scratch: &'a Scratch,
 }
 
@@ -235,9 +241,10 @@ impl<'a, K: KeyValues> AttendSplit<'a, K> {
         source: K,
         dims: &'a Dims,
         split: usize,
+        until: usize,
         scratch: &'a Scratch,
     ) -> Self {
-        Self { queries, source, dims, split, scratch }
+        Self { queries, source, dims, split, until, scratch }
     }
 }
 
@@ -250,7 +257,7 @@ impl<K: KeyValues> Kernel for AttendSplit<'_, K> {
         let rows = queries.head_rows();
         let seen = queries.all_seen();
         let (from, to) = (seen.start.max(self.split * SPLIT), seen.end.min((self.split + 1) * SPLIT));
-        let mut addresses = [std::ptr::null(); TILE];
+        let mut addresses = Addresses::NONE;
         // SAFETY: the promise of `new`.
         unsafe {
             scratch.part.clear(queries.rows(), dims.padded());
@@ -263,16 +270,17 @@ impl<K: KeyValues> Kernel for AttendSplit<'_, K> {
                         keys: scratch.keys,
                         values: scratch.values,
                         addresses: &mut addresses,
+                        until: self.until,
                         extra: scratch.extra,
                     };
-                    let values = self.source.load(s, head, start, places.clone(), memory);
+                    let (keys, values) = self.source.load(s, head, start, places.clone(), memory);
                     let queries = queries.of_head(head);
                     let state = scratch.part.row(head * rows, dims.padded());
                     let scratch = Scratch { part: state, ..*scratch };
                     let mut first = 0;
                     while first < rows {
                         let last = rows.min(first + SCORE_ROWS);
-                        attend_rows(s, &queries, first..last, start, places.clone(), values, dims, &scratch);
+                        attend_rows(s, &queries, first..last, start, places.clone(), keys, values, dims, &scratch);
                         first = last;
                     }
                 }
@@ -288,17 +296,17 @@ impl<K: KeyValues> Kernel for AttendSplit<'_, K> {
 /// As [`AttendSplit::new`]; keys are in scratch.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the state of two loops, inlined")]
-unsafe fn attend_rows<S: Simd, V: RowSource>(
+unsafe fn attend_rows<S: Simd, K: RowSource, V: RowSource>(
     s: S,
     queries: &Queries,
     rows: Range<usize>,
     start: usize,
     places: Range<usize>,
+    keys: K,
     values: V,
     dims: &Dims,
     scratch: &Scratch,
 ) {
-    let keys = Strided::<F32>::new(scratch.keys.cast_const().cast(), TILE);
     let vectors = places.start / LANES..places.end.div_ceil(LANES);
     let padded = dims.padded();
     let mut factors = [1.0f32; SCORE_ROWS];

@@ -1,18 +1,21 @@
 //! Shares attention out over threads. Two ways to do a sequence, with the same bits:
 //!
 //! - whole: a task takes a tile of query tokens of one key/value head and walks over all splits that they see;
-//! - split: a task takes one split, stores its state in the workspace, and a second launch merges states in order. Used where
-//!   a sequence is so large a part of the step that threads would idle, as long as the workspace has room for the states.
+//! - split: a task takes some splits that follow each other, stores their states in the workspace, and a second launch merges
+//!   states in order. Used where a sequence is so large a part of the step that threads would idle, as long as the workspace
+//!   has room for the states.
+//!
+//! A task should have an eighth of a thread's part: larger ones leave threads idle at the end, smaller ones cost more than
+//! they balance. It takes all heads if that leaves enough tasks, for then the cache is read as it lies.
 //!
 //! Workspace: a plan entry for each sequence, scratch for each thread, states of splits. Nothing is allocated.
-
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::flash::{Dims, MergeRows, Queries, SPLIT, Scratch, State, finish_row};
 use super::paged::Geometry;
 use crate::isa::Isa;
 use crate::kernels::cache::{CacheView, check_block};
 use crate::kernels::error::{KernelError, same};
+use crate::kernels::gemm::shares::Shares;
 use crate::kernels::simd::{Kernel, LANES, Simd, dispatch};
 use crate::matrix::{Matrix, MatrixMut};
 use crate::parallel::Parallel;
@@ -21,6 +24,10 @@ use crate::parallel::Parallel;
 const ALIGN: usize = 64;
 /// Most heads of a task that share keys and values.
 const MAX_HEADS: usize = 64;
+/// Tasks of a thread that balance well enough.
+const TASKS: usize = 8;
+/// Rows of a head times positions that a task should have at least.
+const LEAST: usize = 128;
 /// Most bytes of workspace for the states of splits.
 const MAX_STATES: usize = 64 << 20;
 
@@ -61,11 +68,19 @@ pub(crate) trait Source: Sync {
     fn max_rows(&self) -> usize;
     /// Scratch values of its own.
     fn extra(&self) -> usize;
-    /// Attends over one split into `scratch.part`.
+    /// Attends over one split into `scratch.part`; the task goes on until position `until`.
     ///
     /// # Safety
     /// The problem was checked and scratch has room for the rows.
-    unsafe fn attend<S: Simd>(&self, s: S, p: &Problem<'_>, task: &Task<'_>, split: usize, scratch: &Scratch);
+    unsafe fn attend<S: Simd>(
+        &self,
+        s: S,
+        p: &Problem<'_>,
+        task: &Task<'_>,
+        split: usize,
+        until: usize,
+        scratch: &Scratch,
+    );
 }
 
 /// Query rows of one sequence that share keys and values.
@@ -138,8 +153,10 @@ struct Plan {
     first_split: u32,
     /// Key/value heads of a task.
     span: u32,
-    /// Splits done on their own, 0 if the sequence is done whole.
+    /// Splits whose states are stored, 0 if the sequence is done whole.
     splits: u32,
+    /// Splits of a task.
+    run: u32,
     /// First state in the workspace.
     first_state: u32,
 }
@@ -239,13 +256,10 @@ pub(crate) fn run<A: Source>(
         scratch_len,
         states: Memory(states.as_mut_ptr().cast()),
     };
-    let next = AtomicUsize::new(0);
-    parallel.run(threads.min(tasks), &|worker| {
-        loop {
-            let task = next.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                return;
-            }
+    let workers = threads.min(tasks);
+    let shares = Shares::new(tasks, workers);
+    parallel.run(workers, &|worker| {
+        while let Some(task) = shares.next(worker) {
             dispatch(isa, Attend { run: &run, task, worker });
         }
     });
@@ -293,10 +307,12 @@ fn plan(
             first_split: 0,
             span: 0,
             splits: 0,
+            run: 1,
             first_state: 0,
         };
         work += problem.key_value_heads * cut.chunks * plan.tokens as usize * seen(plan, problem.window).len();
     }
+    let share = (work / (threads * TASKS)).max(LEAST);
     let (mut tasks, mut states) = (0, 0);
     for plan in plans {
         let tokens = plan.tokens as usize;
@@ -307,19 +323,22 @@ fn plan(
         let seen = seen(plan, problem.window);
         let (first_split, end_split) = (seen.start / SPLIT, seen.end.div_ceil(SPLIT));
         let splits = end_split - first_split;
-        let span = cut.span(tokens, problem.key_value_heads, max_rows);
+        let rows = tokens.min(cut.tokens);
+        let most = cut.span(tokens, problem.key_value_heads, max_rows);
+        let span = if threads > 1 { (share / (rows * seen.len().min(SPLIT))).clamp(1, most) } else { most };
         plan.span = span as u32;
         let units = problem.key_value_heads.div_ceil(span) * cut.chunks;
-        let largest = span * tokens.min(cut.tokens) * seen.len();
         let needed = tokens.saturating_mul(heads).saturating_mul(splits);
         let tiles = tokens.div_ceil(cut.tokens);
-        if threads > 1 && splits > 1 && largest * threads * 3 > work && needed <= room {
+        let run = (share / (span * rows * SPLIT)).max(1);
+        if threads > 1 && run < splits && needed <= room {
             plan.first_split = first_split as u32;
             plan.splits = splits as u32;
+            plan.run = run as u32;
             plan.first_state = states as u32;
             states += needed;
             room -= needed;
-            tasks += tiles * units * splits;
+            tasks += tiles * units * splits.div_ceil(run);
         } else {
             tasks += tiles * units;
         }
@@ -386,9 +405,9 @@ impl<A: Source> Kernel for Attend<'_, A> {
         let local = self.task - plan.first_task as usize;
         let span = plan.span as usize;
         let units = p.key_value_heads.div_ceil(span) * run.cut.chunks;
-        let (split, local) = match plan.splits as usize {
+        let (part, local) = match (plan.splits as usize).div_ceil(plan.run as usize) {
             0 => (None, local),
-            splits => (Some(local % splits), local / splits),
+            parts => (Some(local % parts), local / parts),
         };
         let (unit, tile) = (local % units, local / units);
         // Later tiles see more: they go first.
@@ -418,9 +437,9 @@ impl<A: Source> Kernel for Attend<'_, A> {
         };
         // SAFETY: the problem was checked; scratch is this worker's, rows and states this task's own.
         unsafe {
-            match split {
+            match part {
                 None => attend_whole(s, run, &task, &run.scratch(self.worker)),
-                Some(split) => attend_one(s, run, &task, plan, token, split, &run.scratch(self.worker)),
+                Some(part) => attend_part(s, run, &task, plan, token, part, &run.scratch(self.worker)),
             }
         }
     }
@@ -439,7 +458,7 @@ unsafe fn attend_whole<S: Simd, A: Source>(s: S, run: &Run<'_, A>, task: &Task<'
     unsafe {
         scratch.total.clear(rows, padded);
         for split in seen.start / SPLIT..seen.end.div_ceil(SPLIT) {
-            run.source.attend(s, p, task, split, scratch);
+            run.source.attend(s, p, task, split, seen.end, scratch);
             s.enter(MergeRows::new(scratch.total, scratch.part, rows, padded));
         }
         for i in 0..rows {
@@ -450,41 +469,45 @@ unsafe fn attend_whole<S: Simd, A: Source>(s: S, run: &Run<'_, A>, task: &Task<'
     }
 }
 
-/// One split of a task's rows, stored.
+/// Some splits of a task's rows, stored.
 ///
 /// # Safety
 /// Scratch and states are the task's own.
 #[inline(always)]
-unsafe fn attend_one<S: Simd, A: Source>(
+unsafe fn attend_part<S: Simd, A: Source>(
     s: S,
     run: &Run<'_, A>,
     task: &Task<'_>,
     plan: &Plan,
     token: usize,
-    split: usize,
+    part: usize,
     scratch: &Scratch,
 ) {
     let (p, queries) = (run.problem, &task.queries);
     let padded = p.dims.padded();
-    // SAFETY: the caller's promise.
-    unsafe {
-        let absolute = plan.first_split as usize + split;
-        let seen = queries.all_seen();
-        let visible = absolute * SPLIT < seen.end && seen.start < (absolute + 1) * SPLIT;
-        if visible {
-            run.source.attend(s, p, task, absolute, scratch);
-        }
-        for i in 0..queries.rows() {
-            let (row, head) = queries.place(i, p.group);
-            let state = run.state(plan, token + row, task.head + head, split);
-            if !visible {
-                *state.sum = 0.0;
-                continue;
+    let splits = part * plan.run as usize..((part + 1) * plan.run as usize).min(plan.splits as usize);
+    let seen = queries.all_seen();
+    for split in splits {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let absolute = plan.first_split as usize + split;
+            let visible = absolute * SPLIT < seen.end && seen.start < (absolute + 1) * SPLIT;
+            if visible {
+                // The splits after the task's are most likely this thread's too.
+                run.source.attend(s, p, task, absolute, seen.end, scratch);
             }
-            let part = scratch.part.row(i, padded);
-            *state.max = *part.max;
-            *state.sum = *part.sum;
-            std::ptr::copy_nonoverlapping(part.out, state.out, padded);
+            for i in 0..queries.rows() {
+                let (row, head) = queries.place(i, p.group);
+                let state = run.state(plan, token + row, task.head + head, split);
+                if !visible {
+                    *state.sum = 0.0;
+                    continue;
+                }
+                let part = scratch.part.row(i, padded);
+                *state.max = *part.max;
+                *state.sum = *part.sum;
+                std::ptr::copy_nonoverlapping(part.out, state.out, padded);
+            }
         }
     }
 }
