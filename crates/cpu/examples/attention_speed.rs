@@ -196,7 +196,8 @@ fn measure(
 fn report(pool: &dyn Parallel, wanted: &str, rounds: (usize, usize)) {
     for isa in Isa::available().into_iter().rev().filter(|&isa| isa != Isa::Scalar) {
         for shape in &SHAPES {
-            let name = |what: &str| Some(format!("{} {} {what}", isa.name(), shape.name)).filter(|n| n.contains(wanted));
+            let name =
+                |what: &str| Some(format!("{} {} {what}", isa.name(), shape.name)).filter(|n| n.contains(wanted));
             let mixed: Vec<usize> = (0..16).map(|i| 64 + i * 128).collect();
             for (what, contexts) in [
                 ("decode 1 x 512", vec![512]),

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::micro::{RowSource, TileRows, multiply};
 use super::paged::Addresses;
-use crate::kernels::math::{exp, exp_bounded};
+use crate::kernels::math::exp_bounded;
 use crate::kernels::simd::{Kernel, LANES, Simd};
 
 /// Positions of a tile.
@@ -70,9 +70,11 @@ impl Queries {
     fn of_head(&self, head: usize) -> Self {
         Self { ptr: self.ptr.wrapping_add(head * self.group_stride), key_value_heads: 1, ..*self }
     }
+    /// The rows of one key/value head from row `i` on.
     #[inline(always)]
-    fn row(&self, i: usize) -> *const f32 {
-        self.ptr.wrapping_add(i / self.heads * self.token_stride + i % self.heads * self.head_stride)
+    fn walk(&self, i: usize) -> Walk<'_> {
+        let (token, head) = (i / self.heads, i % self.heads);
+        Walk { queries: self, token: self.ptr.wrapping_add(token * self.token_stride), head }
     }
     /// Positions that token `t` sees.
     #[inline(always)]
@@ -96,6 +98,25 @@ impl Queries {
     fn places_of(&self, t: usize, start: usize) -> Range<usize> {
         let seen = self.seen(t);
         seen.start.max(start).min(start + TILE) - start..seen.end.max(start).min(start + TILE) - start
+    }
+}
+
+/// Query rows one after the other, without a division for each.
+struct Walk<'a> {
+    queries: &'a Queries,
+    /// First head of the token.
+    token: *const f32,
+    head: usize,
+}
+
+impl Walk<'_> {
+    #[inline(always)]
+    fn next(&mut self) -> *const f32 {
+        if self.head == self.queries.heads {
+            (self.token, self.head) = (self.token.wrapping_add(self.queries.token_stride), 0);
+        }
+        self.head += 1;
+        self.token.wrapping_add((self.head - 1) * self.queries.head_stride)
     }
 }
 
@@ -184,19 +205,33 @@ pub(crate) trait KeyValues {
     type Keys: RowSource;
     /// How values are read.
     type Values: RowSource;
-    /// Provides `places` of the tile at position `start` of a key/value head, counted from the task's first: keys turned,
-    /// and the values.
+    /// Whether keys of several heads may be loaded, one after the other, before values.
+    const SEPARATE: bool;
+    /// Provides `places` of the keys of the tile at position `start` of a key/value head, turned. Heads are counted from the
+    /// task's first, which comes first.
     ///
     /// # Safety
     /// The positions are cached; `memory` has room.
-    unsafe fn load<S: Simd>(
+    unsafe fn load_keys<S: Simd>(
         &self,
         s: S,
         head: usize,
         start: usize,
         places: Range<usize>,
-        memory: TileMemory<'_>,
-    ) -> (Self::Keys, Self::Values);
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Keys;
+    /// The values that belong to keys loaded before.
+    ///
+    /// # Safety
+    /// As [`Self::load_keys`].
+    unsafe fn load_values<S: Simd>(
+        &self,
+        s: S,
+        head: usize,
+        start: usize,
+        places: Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Values;
 }
 
 impl State {
@@ -253,35 +288,59 @@ impl<K: KeyValues> Kernel for AttendSplit<'_, K> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (queries, scratch, dims) = (self.queries, self.scratch, self.dims);
-        let rows = queries.head_rows();
+        let (queries, scratch, dims, source) = (self.queries, self.scratch, self.dims, &self.source);
+        let (rows, all_rows, padded) = (queries.head_rows(), queries.rows(), dims.padded());
         let seen = queries.all_seen();
         let (from, to) = (seen.start.max(self.split * SPLIT), seen.end.min((self.split + 1) * SPLIT));
         let mut addresses = Addresses::NONE;
-        // SAFETY: the promise of `new`.
+        let mut memory = TileMemory {
+            keys: scratch.keys,
+            values: scratch.values,
+            addresses: &mut addresses,
+            until: self.until,
+            extra: scratch.extra,
+        };
+        let mut factors = [1.0f32; SCORE_ROWS];
+        let factors = factors.as_mut_ptr();
+        let together = K::SEPARATE && queries.tokens == 1 && all_rows <= SCORE_ROWS;
+        // SAFETY: the promise of `new`; bands have at most SCORE_ROWS rows.
         unsafe {
-            scratch.part.clear(queries.rows(), dims.padded());
+            scratch.part.clear(all_rows, padded);
             let mut start = from / TILE * TILE;
             while start < to {
                 let places = from.max(start) - start..to.min(start + TILE) - start;
+                let vectors = places.start / LANES..places.end.div_ceil(LANES);
+                let band = |head: usize, rows: Range<usize>, row: usize| Band {
+                    queries: queries.of_head(head),
+                    start,
+                    scores: scratch.scores.add(row * TILE),
+                    factors: factors.add(row),
+                    state: scratch.part.row(head * queries.head_rows() + rows.start, padded),
+                    rows,
+                };
                 // Heads within a tile: the cache is read in the order in which it lies.
-                for head in 0..queries.key_value_heads {
-                    let memory = TileMemory {
-                        keys: scratch.keys,
-                        values: scratch.values,
-                        addresses: &mut addresses,
-                        until: self.until,
-                        extra: scratch.extra,
-                    };
-                    let (keys, values) = self.source.load(s, head, start, places.clone(), memory);
-                    let queries = queries.of_head(head);
-                    let state = scratch.part.row(head * rows, dims.padded());
-                    let scratch = Scratch { part: state, ..*scratch };
-                    let mut first = 0;
-                    while first < rows {
-                        let last = rows.min(first + SCORE_ROWS);
-                        attend_rows(s, &queries, first..last, start, places.clone(), keys, values, dims, &scratch);
-                        first = last;
+                if together {
+                    // One token's rows all see the same: their softmax is done at once, so that heads don't wait for it.
+                    for head in 0..queries.key_value_heads {
+                        let keys = source.load_keys(s, head, start, places.clone(), &mut memory);
+                        band(head, 0..rows, head * rows).score(s, keys, dims.key_dim, &vectors);
+                    }
+                    let one = Queries { key_value_heads: 1, heads: all_rows, ..*queries };
+                    Band { queries: one, ..band(0, 0..all_rows, 0) }.soften(s, dims.scale);
+                    for head in 0..queries.key_value_heads {
+                        let values = source.load_values(s, head, start, places.clone(), &mut memory);
+                        band(head, 0..rows, head * rows).weigh(s, values, padded);
+                    }
+                } else {
+                    for head in 0..queries.key_value_heads {
+                        let keys = source.load_keys(s, head, start, places.clone(), &mut memory);
+                        let values = source.load_values(s, head, start, places.clone(), &mut memory);
+                        for first in (0..rows).step_by(SCORE_ROWS) {
+                            let band = band(head, first..rows.min(first + SCORE_ROWS), 0);
+                            band.score(s, keys, dims.key_dim, &vectors);
+                            band.soften(s, dims.scale);
+                            band.weigh(s, values, padded);
+                        }
                     }
                 }
                 start += TILE;
@@ -290,67 +349,92 @@ impl<K: KeyValues> Kernel for AttendSplit<'_, K> {
     }
 }
 
-/// Rows `rows` over one tile.
-///
-/// # Safety
-/// As [`AttendSplit::new`]; keys are in scratch.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the state of two loops, inlined")]
-unsafe fn attend_rows<S: Simd, K: RowSource, V: RowSource>(
-    s: S,
-    queries: &Queries,
+/// At most [`SCORE_ROWS`] rows of a key/value head over a tile; made by [`AttendSplit`] alone.
+struct Band {
+    queries: Queries,
     rows: Range<usize>,
+    /// Position of the tile.
     start: usize,
-    places: Range<usize>,
-    keys: K,
-    values: V,
-    dims: &Dims,
-    scratch: &Scratch,
-) {
-    let vectors = places.start / LANES..places.end.div_ceil(LANES);
-    let padded = dims.padded();
-    let mut factors = [1.0f32; SCORE_ROWS];
-    // SAFETY: rows lie in the state, scores and keys in scratch, values over the places that a row sees.
-    unsafe {
-        let mut row = rows.start;
-        while row < rows.end {
-            let n = run_of(queries, row..rows.end, start, false);
-            if !queries.places(row, start).is_empty() {
-                let tile = |first: usize, n: usize| {
-                    let mut tile = TileRows { n, ..TileRows::EMPTY };
-                    for i in 0..n {
-                        tile.a[i] = queries.row(first + i);
-                        tile.c[i] = scratch.scores.add((first + i - rows.start) * TILE);
-                    }
-                    tile
-                };
+    /// Of the first row, as the following.
+    scores: *mut f32,
+    factors: *mut f32,
+    state: State,
+}
+
+impl Band {
+    /// Products with keys.
+    ///
+    /// # Safety
+    /// Queries are readable, scores are the band's own, `keys` holds `vectors`.
+    #[inline(always)]
+    unsafe fn score<S: Simd, K: RowSource>(&self, s: S, keys: K, key_dim: usize, vectors: &Range<usize>) {
+        let mut row = self.rows.start;
+        while row < self.rows.end {
+            let n = run_of(&self.queries, row..self.rows.end, self.start, false);
+            if !self.queries.places(row, self.start).is_empty() {
                 let mut blocks = Blocks::new(row, n, S::TILE_ROWS);
                 while let Some((first, n)) = blocks.next() {
-                    multiply::<S, _, false>(s, &tile(first, n), keys, 0..dims.key_dim, vectors.clone());
+                    let mut tile = TileRows { n, ..TileRows::EMPTY };
+                    let mut query = self.queries.walk(first);
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        for i in 0..n {
+                            tile.a[i] = query.next();
+                            tile.c[i] = self.scores.add((first + i - self.rows.start) * TILE);
+                        }
+                        multiply::<S, _, false>(s, &tile, keys, 0..key_dim, vectors.clone());
+                    }
                 }
-                let scores = scratch.scores.add((row - rows.start) * TILE);
-                let (state, factors) = (scratch.part.row(row, padded), &mut factors[row - rows.start..][..n]);
-                s.enter(SoftmaxRows { queries, rows: row..row + n, start, scores, scale: dims.scale, state, factors });
             }
             row += n;
         }
-        row = rows.start;
-        while row < rows.end {
-            let n = run_of(queries, row..rows.end, start, true);
-            let depth = queries.places(row, start);
+    }
+
+    /// Scores to weights.
+    ///
+    /// # Safety
+    /// Scores, factors and state are the band's own.
+    #[inline(always)]
+    unsafe fn soften<S: Simd>(&self, s: S, scale: f32) {
+        let (queries, start) = (&self.queries, self.start);
+        let mut row = self.rows.start;
+        while row < self.rows.end {
+            let n = run_of(queries, row..self.rows.end, start, false);
+            if !queries.places(row, start).is_empty() {
+                let offset = row - self.rows.start;
+                // SAFETY: the caller's promise.
+                let factors = unsafe { std::slice::from_raw_parts_mut(self.factors.add(offset), n) };
+                let (scores, state) = (self.scores.wrapping_add(offset * TILE), self.state.row(offset, 0));
+                s.enter(SoftmaxRows { queries, rows: row..row + n, start, scores, scale, state, factors });
+            }
+            row += n;
+        }
+    }
+
+    /// Adds weighted values.
+    ///
+    /// # Safety
+    /// As [`Self::soften`]; `values` holds the places that the rows see.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd, V: RowSource>(&self, s: S, values: V, padded: usize) {
+        let mut row = self.rows.start;
+        while row < self.rows.end {
+            let n = run_of(&self.queries, row..self.rows.end, self.start, true);
+            let depth = self.queries.places(row, self.start);
             if !depth.is_empty() {
-                let tile = |first: usize, n: usize| {
-                    let mut tile = TileRows { n, ..TileRows::EMPTY };
-                    for i in 0..n {
-                        tile.a[i] = scratch.scores.add((first + i - rows.start) * TILE);
-                        tile.c[i] = scratch.part.out.add((first + i) * padded);
-                        tile.factors[i] = factors[first + i - rows.start];
-                    }
-                    tile
-                };
                 let mut blocks = Blocks::new(row, n, S::TILE_ROWS);
                 while let Some((first, n)) = blocks.next() {
-                    multiply::<S, _, true>(s, &tile(first, n), values, depth.clone(), 0..padded / LANES);
+                    let mut tile = TileRows { n, ..TileRows::EMPTY };
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        for i in 0..n {
+                            let offset = first + i - self.rows.start;
+                            tile.a[i] = self.scores.add(offset * TILE);
+                            tile.c[i] = self.state.out.add(offset * padded);
+                            tile.factors[i] = *self.factors.add(offset);
+                        }
+                        multiply::<S, _, true>(s, &tile, values, depth.clone(), 0..padded / LANES);
+                    }
                 }
             }
             row += n;
@@ -362,6 +446,11 @@ unsafe fn attend_rows<S: Simd, K: RowSource, V: RowSource>(
 #[inline(always)]
 fn run_of(queries: &Queries, rows: Range<usize>, start: usize, exact: bool) -> usize {
     let first = queries.places(rows.start, start);
+    let last = queries.places(rows.end - 1, start);
+    // What a token sees moves forward with it, so tokens in between see what both ends see.
+    if first == last || (!exact && !first.is_empty() && !last.is_empty()) {
+        return rows.len();
+    }
     let mut n = queries.heads - rows.start % queries.heads;
     while rows.start + n < rows.end {
         let next = queries.places(rows.start + n, start);
@@ -405,12 +494,6 @@ fn mask<S: Simd>(s: S, x: S::V, first: usize, places: &Range<usize>) -> S::V {
         }
     }
     s.of(lanes)
-}
-
-/// A maximum that can be subtracted: with nothing but -inf seen, 0, so that e^-inf is 0 and not NaN.
-#[inline(always)]
-fn finite_base(max: f32) -> f32 {
-    if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
 /// Rows over a tile: turns scores into weights relative to the maximum so far, updates maxima and sums, and gives the factors
@@ -464,15 +547,9 @@ impl Kernel for SoftmaxRows<'_> {
                     sums[i] = weigh_row(s, self.scores.add((first + i) * TILE), seen[i], s.splat(bases[i]));
                 }
                 let sums = s.fma(s.load_partial(sum, n, 0.0), factor, s.of(sums));
-                if n == LANES {
-                    s.store(max, new);
-                    s.store(sum, sums);
-                    s.store(factors.as_mut_ptr(), factor);
-                } else {
-                    s.store_partial(max, n, new);
-                    s.store_partial(sum, n, sums);
-                    s.store_partial(factors.as_mut_ptr(), n, factor);
-                }
+                s.store_partial(max, n, new);
+                s.store_partial(sum, n, sums);
+                s.store_partial(factors.as_mut_ptr(), n, factor);
             }
         }
     }
@@ -557,35 +634,43 @@ impl Kernel for MergeRows {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for i in 0..self.rows {
-            let (total, part) = (self.total.row(i, self.padded), self.part.row(i, self.padded));
+        for first in (0..self.rows).step_by(LANES) {
+            let (total, part) = (self.total.row(first, self.padded), self.part.row(first, self.padded));
             // SAFETY: the promise of `new`.
-            unsafe { merge_row(s, total, part, self.padded) };
+            unsafe { merge(s, total, part, (self.rows - first).min(LANES), self.padded) };
         }
     }
 }
 
-/// Adds a split's state of a row to the total. A split that the row doesn't see has sum 0 and changes nothing.
+/// Adds a split's state of up to sixteen rows to the total. A split that a row doesn't see has sum 0 and changes nothing.
 ///
 /// # Safety
-/// Both states hold a row.
+/// Both states hold `n` rows.
 #[inline(always)]
-unsafe fn merge_row<S: Simd>(s: S, total: State, part: State, padded: usize) {
+unsafe fn merge<S: Simd>(s: S, total: State, part: State, n: usize, padded: usize) {
     // SAFETY: the caller's promise.
     unsafe {
-        if *part.sum == 0.0 {
-            return;
-        }
-        let new = if *part.max > *total.max { *part.max } else { *total.max };
-        let base = finite_base(new);
-        let old_factor = exp(s, s.splat(*total.max - base));
-        let new_factor = exp(s, s.splat(*part.max - base));
-        *total.max = new;
-        let sum = s.fma(s.splat(*part.sum), new_factor, s.mul(s.splat(*total.sum), old_factor));
-        *total.sum = s.to_array(sum)[0];
-        for i in (0..padded).step_by(LANES) {
-            let kept = s.mul(s.load(total.out.add(i)), old_factor);
-            s.store(total.out.add(i), s.fma(s.load(part.out.add(i)), new_factor, kept));
+        let old = s.load_partial(total.max, n, f32::NEG_INFINITY);
+        let added = s.load_partial(part.max, n, f32::NEG_INFINITY);
+        let sums = s.load_partial(part.sum, n, 0.0);
+        let new = s.max(added, old);
+        // As in the softmax of a tile.
+        let base = s.max(new, s.splat(f32::MIN));
+        let (old_factor, new_factor) = (exp_bounded(s, s.sub(old, base)), exp_bounded(s, s.sub(added, base)));
+        let sum = s.fma(sums, new_factor, s.mul(s.load_partial(total.sum, n, 0.0), old_factor));
+        s.store_partial(total.max, n, new);
+        s.store_partial(total.sum, n, sum);
+        let (old_factors, new_factors, sums) = (s.to_array(old_factor), s.to_array(new_factor), s.to_array(sums));
+        for row in 0..n {
+            if sums[row] == 0.0 {
+                continue;
+            }
+            let (old_factor, new_factor) = (s.splat(old_factors[row]), s.splat(new_factors[row]));
+            let (to, from) = (total.out.add(row * padded), part.out.add(row * padded));
+            for i in (0..padded).step_by(LANES) {
+                let kept = s.mul(s.load(to.add(i)), old_factor);
+                s.store(to.add(i), s.fma(s.load(from.add(i)), new_factor, kept));
+            }
         }
     }
 }

@@ -1,4 +1,9 @@
-//! Keys and values in the paged cache.
+//! Keys and values in the paged cache, in two ways.
+//!
+//! - [`InPlace`], for few rows (decode): a tile's keys are turned as they are cached ([key_dim][TILE] of two bytes, 64 shuffles
+//!   for 16 positions by 32 elements), values read where they lie; both are converted where they are used, once for all query
+//!   heads of the group. Meanwhile the next tile is asked for. Bound: bytes of the cache, at about ten cycles of work a line.
+//! - [`Staged`], for many rows: both are converted into scratch once a tile. Bound: the rows' multiply-adds.
 
 #![expect(clippy::needless_range_loop, reason = "indices of register tiles; counted loops unroll")]
 
@@ -103,8 +108,9 @@ impl Addresses {
 }
 
 /// Asks for the keys and values of a head in the tile to come while the tile at hand is worked on: asked for in bursts, lines
-/// would wait for each other, and the work for them. So each step asks for its part: the turning of keys for even lines of
-/// keys, products with keys for odd lines of values, products with values for the rest.
+/// would wait for each other, and the work for them. So each step asks for its part, by pairs of lines, as some processors
+/// fetch them: the turning of keys for the keys of even places, products with keys for the values of three places in four,
+/// products with values for the rest.
 #[derive(Clone, Copy)]
 struct Ahead {
     keys: *const *const u8,
@@ -115,6 +121,30 @@ struct Ahead {
 }
 
 impl Ahead {
+    /// The pair of lines `at` bytes into the keys of a place.
+    ///
+    /// # Safety
+    /// The list has the place.
+    #[inline(always)]
+    unsafe fn key<S: Simd>(self, s: S, place: usize, at: usize) {
+        // SAFETY: the caller's promise.
+        let line = unsafe { *self.keys.add(place) }.wrapping_add(self.key + at);
+        s.prefetch(line);
+        s.prefetch(line.wrapping_add(LINE));
+    }
+
+    /// The same of values.
+    ///
+    /// # Safety
+    /// The list has the place.
+    #[inline(always)]
+    unsafe fn value<S: Simd>(self, s: S, place: usize, at: usize) {
+        // SAFETY: the caller's promise.
+        let line = unsafe { *self.values.add(place) }.wrapping_add(self.value + at);
+        s.prefetch(line);
+        s.prefetch(line.wrapping_add(LINE));
+    }
+
     /// Before square `square` of vector `group` is turned.
     ///
     /// # Safety
@@ -122,9 +152,9 @@ impl Ahead {
     #[inline(always)]
     unsafe fn turn<S: Simd>(self, s: S, group: usize, square: usize) {
         let first = group * LANES + square % 2 * (LANES / 2);
-        for i in first..first + LANES / 2 {
+        for place in (first..first + LANES / 2).step_by(2) {
             // SAFETY: the caller's promise.
-            s.prefetch(unsafe { *self.keys.add(i) }.wrapping_add(self.key + square / 2 * 2 * LINE));
+            unsafe { self.key(s, place, square / 2 * 2 * LINE) };
         }
     }
 }
@@ -144,10 +174,9 @@ impl<T: Storage> RowSource for TurnedKeys<T> {
     }
     #[inline(always)]
     unsafe fn ahead<S: Simd>(self, s: S, k: usize, column: usize) {
-        if column == 0 {
-            let line = k / TILE * 2 + 1;
+        if column == 0 && k % 4 != 3 {
             // SAFETY: the lists have a tile.
-            s.prefetch(unsafe { *self.ahead.values.add(k % TILE) }.wrapping_add(self.ahead.value + line * LINE));
+            unsafe { self.ahead.value(s, k % TILE, k / TILE * 2 * LINE) };
         }
     }
 }
@@ -167,12 +196,15 @@ impl<T: Storage> RowSource for CachedValues<T> {
     }
     #[inline(always)]
     unsafe fn ahead<S: Simd>(self, s: S, k: usize, column: usize) {
-        let (at, ahead) = (column * T::BYTES, self.ahead);
+        let at = column * T::BYTES;
         if at.is_multiple_of(2 * LINE) {
             // SAFETY: the lists have a tile.
             unsafe {
-                s.prefetch((*ahead.values.add(k)).wrapping_add(ahead.value + at));
-                s.prefetch((*ahead.keys.add(k)).wrapping_add(ahead.key + at + LINE));
+                if k % 2 == 1 {
+                    self.ahead.key(s, k, at);
+                } else if k % 4 == 2 {
+                    self.ahead.value(s, k + 1, at);
+                }
             }
         }
     }
@@ -191,12 +223,7 @@ pub(crate) struct Paged<'a, T> {
 
 impl<'a, T: Storage> Paged<'a, T> {
     #[inline(always)]
-    pub(crate) fn new(
-        cache: &'a CacheView<'a>,
-        blocks: &'a [i32],
-        geometry: &'a Geometry,
-        first_head: usize,
-    ) -> Self {
+    pub(crate) fn new(cache: &'a CacheView<'a>, blocks: &'a [i32], geometry: &'a Geometry, first_head: usize) -> Self {
         Self { cache, blocks, geometry, first_head, storage: PhantomData }
     }
 
@@ -407,73 +434,103 @@ impl Kernel for TurnHalves<'_> {
 /// multiple of 16.
 pub(crate) struct InPlace<'a, T>(pub(crate) Paged<'a, T>);
 
+impl<T: Storage> InPlace<'_, T> {
+    #[inline(always)]
+    fn ahead(&self, head: usize, addresses: &Addresses) -> Ahead {
+        let ((key, value), next) = (self.0.offsets(head), addresses.next());
+        Ahead { keys: next.keys.as_ptr(), values: next.values.as_ptr(), key, value }
+    }
+}
+
 impl<T: Storage> KeyValues for InPlace<'_, T> {
     type Keys = TurnedKeys<T>;
     type Values = CachedValues<T>;
+    const SEPARATE: bool = true;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
+    unsafe fn load_keys<S: Simd>(
         &self,
         s: S,
         head: usize,
         start: usize,
         places: Range<usize>,
-        memory: TileMemory<'_>,
-    ) -> (Self::Keys, Self::Values) {
-        let (addresses, dim) = (memory.addresses, self.0.geometry.key_dim);
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Keys {
         if head == 0 {
-            addresses.go(&self.0, start, places.clone(), memory.until);
+            memory.addresses.go(&self.0, start, places.clone(), memory.until);
         }
-        let (key, value) = self.0.offsets(head);
-        let (now, next) = (addresses.now(), addresses.next());
-        let ahead = Ahead { keys: next.keys.as_ptr(), values: next.values.as_ptr(), key, value };
+        let (ahead, dim) = (self.ahead(head, memory.addresses), self.0.geometry.key_dim);
+        let now = memory.addresses.now();
         if T::BYTES == 2 {
             s.enter(TurnHalves { rows: &now.keys, ahead, places, dim, turned: memory.keys.cast() });
         } else {
-            let mut rows = now.keys;
-            for row in &mut rows {
-                *row = row.wrapping_add(key);
-            }
+            let rows = now.keys.map(|row| row.wrapping_add(ahead.key));
             // SAFETY: the caller's promise.
             unsafe { s.enter(Turn::<T>::new(&rows, places, dim, memory.keys)) };
         }
-        let keys = Strided::new(memory.keys.cast_const().cast(), TILE);
-        let values = Listed::new(now.values.as_ptr(), value);
-        (TurnedKeys { keys, ahead }, CachedValues { values, ahead })
+        TurnedKeys { keys: Strided::new(memory.keys.cast_const().cast(), TILE), ahead }
+    }
+
+    #[inline(always)]
+    unsafe fn load_values<S: Simd>(
+        &self,
+        _: S,
+        head: usize,
+        _: usize,
+        _: Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Values {
+        let ahead = self.ahead(head, memory.addresses);
+        CachedValues { values: Listed::new(memory.addresses.now().values.as_ptr(), ahead.value), ahead }
     }
 }
 
-/// Values are converted into scratch once a tile: right for many rows, and for any number of values.
+/// Both are converted into scratch once a tile: right for many rows, and for any number of values.
 pub(crate) struct Staged<'a, T>(pub(crate) Paged<'a, T>);
 
 impl<T: Storage> KeyValues for Staged<'_, T> {
     type Keys = Strided<F32>;
     type Values = Strided<F32>;
+    const SEPARATE: bool = true;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
+    unsafe fn load_keys<S: Simd>(
         &self,
         s: S,
         head: usize,
         start: usize,
         places: Range<usize>,
-        memory: TileMemory<'_>,
-    ) -> (Self::Keys, Self::Values) {
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Keys {
+        let Places { keys, values, .. } = memory.addresses.room();
+        self.0.addresses(head, start, places.clone(), keys, values);
+        // SAFETY: the caller's promise.
+        unsafe { s.enter(Turn::<T>::new(keys, places, self.0.geometry.key_dim, memory.keys)) };
+        Strided::new(memory.keys.cast_const().cast(), TILE)
+    }
+
+    #[inline(always)]
+    unsafe fn load_values<S: Simd>(
+        &self,
+        s: S,
+        head: usize,
+        start: usize,
+        places: Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Values {
         let Places { keys, values, .. } = memory.addresses.room();
         self.0.addresses(head, start, places.clone(), keys, values);
         let dim = self.0.geometry.value_dim;
         let padded = dim.next_multiple_of(LANES);
         // SAFETY: the caller's promise.
         unsafe {
-            s.enter(Turn::<T>::new(keys, places.clone(), self.0.geometry.key_dim, memory.keys));
-            for place in places.start..places.end {
+            for place in places {
                 for d in (0..dim).step_by(LANES) {
                     let x = T::load_up_to(s, values[place].add(d * T::BYTES), dim - d);
                     s.store(memory.values.add(place * padded + d), x);
                 }
             }
         }
-        let values = Strided::new(memory.values.cast_const().cast(), padded);
-        (Strided::new(memory.keys.cast_const().cast(), TILE), values)
+        Strided::new(memory.values.cast_const().cast(), padded)
     }
 }

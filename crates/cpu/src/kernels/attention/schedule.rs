@@ -5,7 +5,7 @@
 //!   states in order. Used where a sequence is so large a part of the step that threads would idle, as long as the workspace
 //!   has room for the states.
 //!
-//! A task should have an eighth of a thread's part: larger ones leave threads idle at the end, smaller ones cost more than
+//! A task should have a sixteenth of a thread's part: larger ones leave threads idle at the end, smaller ones cost more than
 //! they balance. It takes all heads if that leaves enough tasks, for then the cache is read as it lies.
 //!
 //! Workspace: a plan entry for each sequence, scratch for each thread, states of splits. Nothing is allocated.
@@ -25,9 +25,11 @@ const ALIGN: usize = 64;
 /// Most heads of a task that share keys and values.
 const MAX_HEADS: usize = 64;
 /// Tasks of a thread that balance well enough.
-const TASKS: usize = 8;
+const TASKS: usize = 16;
 /// Rows of a head times positions that a task should have at least.
 const LEAST: usize = 128;
+/// States of a row that a task merges at least.
+const MERGED: usize = 128;
 /// Most bytes of workspace for the states of splits.
 const MAX_STATES: usize = 64 << 20;
 
@@ -200,7 +202,7 @@ pub(crate) fn workspace_bytes(sizes: &Sizes, dims: &Dims, max_rows: usize, extra
     if sizes.threads < 2 || sizes.max_context <= SPLIT {
         return fixed;
     }
-    let row = sizes.heads * sizes.max_context.div_ceil(SPLIT) * state_len(dims) * 4;
+    let row = sizes.max_context.div_ceil(SPLIT) * states_len(dims, sizes.heads) * 4;
     fixed + row.saturating_mul(sizes.tokens.clamp(1, 16)).min(MAX_STATES.max(row))
 }
 
@@ -211,9 +213,10 @@ fn fixed_bytes(sizes: &Sizes, dims: &Dims, max_rows: usize, extra: usize) -> usi
     ALIGN + plan + sizes.threads * scratch
 }
 
-/// Values of a stored state: output, maximum, sum, padded.
-const fn state_len(dims: &Dims) -> usize {
-    dims.padded() + LANES
+/// Values of a token's stored states of a split: outputs of all heads, maxima, sums. Heads lie together, so that they are
+/// merged together.
+const fn states_len(dims: &Dims, heads: usize) -> usize {
+    heads * dims.padded() + 2 * heads.next_multiple_of(LANES)
 }
 
 /// Attends all rows of the problem; rows of no sequence become zero.
@@ -244,7 +247,7 @@ pub(crate) fn run<A: Source>(
     let (scratch_memory, states) = rest.split_at_mut(threads * scratch_len * 4);
     // SAFETY: the memory is aligned and large enough, and any bytes are a valid plan.
     let plans = unsafe { std::slice::from_raw_parts_mut(plan_memory.as_mut_ptr().cast::<Plan>(), sizes.sequences) };
-    let room = states.len() / (state_len(&problem.dims) * 4);
+    let room = states.len() / (states_len(&problem.dims, sizes.heads) * 4);
     let tasks = plan(problem, &cut, source.max_rows(), threads, room, plans);
     clear_uncovered(problem);
     let run = Run {
@@ -264,8 +267,11 @@ pub(crate) fn run<A: Source>(
         }
     });
     if plans.iter().any(|plan| plan.splits > 0) {
-        let rows: usize = plans.iter().filter(|p| p.splits > 0).map(|p| p.tokens as usize).sum();
-        let tasks = threads.min(rows * sizes.heads);
+        let split = || plans.iter().filter(|p| p.splits > 0);
+        let rows: usize = split().map(|p| p.tokens as usize).sum();
+        let states = sizes.heads * split().map(|p| (p.tokens * p.splits) as usize).sum::<usize>();
+        // Few states are merged sooner than threads are called.
+        let tasks = threads.min(states / MERGED).max(1);
         parallel.run(tasks, &|task| dispatch(isa, Merge { run: &run, task, tasks, rows }));
     }
     Ok(())
@@ -292,7 +298,6 @@ fn plan(
     mut room: usize,
     plans: &mut [Plan],
 ) -> usize {
-    let heads = problem.key_value_heads * problem.group;
     let mut work = 0;
     for (s, plan) in plans.iter_mut().enumerate() {
         let [start, end] = [problem.sequences.query_start[s], problem.sequences.query_start[s + 1]].map(|r| r as usize);
@@ -328,7 +333,7 @@ fn plan(
         let span = if threads > 1 { (share / (rows * seen.len().min(SPLIT))).clamp(1, most) } else { most };
         plan.span = span as u32;
         let units = problem.key_value_heads.div_ceil(span) * cut.chunks;
-        let needed = tokens.saturating_mul(heads).saturating_mul(splits);
+        let needed = tokens.saturating_mul(splits);
         let tiles = tokens.div_ceil(cut.tokens);
         let run = (share / (span * rows * SPLIT)).max(1);
         if threads > 1 && run < splits && needed <= room {
@@ -378,13 +383,14 @@ impl<A: Source> Run<'_, A> {
         Scratch::new(self.scratch.0.wrapping_add(worker * self.scratch_len), &self.problem.dims, self.source.max_rows())
     }
 
-    /// Stored state of a row's head in one of its sequence's splits.
+    /// Stored state of a token's head, and of those that follow it, in one of its sequence's splits.
     fn state(&self, plan: &Plan, token: usize, head: usize, split: usize) -> State {
-        let heads = self.problem.key_value_heads * self.problem.group;
-        let index = plan.first_state as usize + (token * heads + head) * plan.splits as usize + split;
-        let out = self.states.0.wrapping_add(index * state_len(&self.problem.dims));
-        let max = out.wrapping_add(self.problem.dims.padded());
-        State { max, sum: max.wrapping_add(1), out }
+        let (dims, heads) = (&self.problem.dims, self.problem.key_value_heads * self.problem.group);
+        let index = plan.first_state as usize + token * plan.splits as usize + split;
+        let states = self.states.0.wrapping_add(index * states_len(dims, heads));
+        let max = states.wrapping_add(heads * dims.padded());
+        let state = State { max, sum: max.wrapping_add(heads.next_multiple_of(LANES)), out: states };
+        state.row(head, dims.padded())
     }
 }
 
@@ -512,7 +518,7 @@ unsafe fn attend_part<S: Simd, A: Source>(
     }
 }
 
-/// Merges the stored states of every `tasks`-th row and head.
+/// Merges the stored states of one of `tasks` parts of all rows and heads.
 struct Merge<'a, A> {
     run: &'a Run<'a, A>,
     task: usize,
@@ -540,18 +546,37 @@ impl<A: Source> Kernel for Merge<'_, A> {
             let count = plan.tokens as usize * heads;
             while item < end.min(first + count) {
                 let (token, head) = ((item - first) / heads, (item - first) % heads);
-                // SAFETY: states and output are this row's own; tasks are as many as workers at most.
+                let n = (heads - head).min(end - item).min(run.source.max_rows()).min(LANES);
+                // SAFETY: states and output are these rows' own; tasks are as many as workers at most.
                 unsafe {
-                    total.clear(1, padded);
+                    total.clear(n, padded);
+                    ask(s, run.state(plan, token, head, 0), n * padded);
                     for split in 0..plan.splits as usize {
-                        s.enter(MergeRows::new(total, run.state(plan, token, head, split), 1, padded));
+                        let state = run.state(plan, token, head, split);
+                        if split + 1 < plan.splits as usize {
+                            // Another thread may have written it.
+                            ask(s, run.state(plan, token, head, split + 1), n * padded);
+                        }
+                        s.enter(MergeRows::new(total, state, n, padded));
                     }
-                    let out = p.out.row_ptr(plan.row as usize + token).add(head * p.dims.value_dim);
-                    finish_row(s, total, p.dims.value_dim, out);
+                    for i in 0..n {
+                        let out = p.out.row_ptr(plan.row as usize + token).add((head + i) * p.dims.value_dim);
+                        finish_row(s, total.row(i, padded), p.dims.value_dim, out);
+                    }
                 }
-                item += 1;
+                item += n;
             }
             first += count;
         }
+    }
+}
+
+/// Asks for some rows' state of `values` values.
+#[inline(always)]
+fn ask<S: Simd>(s: S, state: State, values: usize) {
+    s.prefetch(state.max.cast_const().cast());
+    s.prefetch(state.sum.cast_const().cast());
+    for value in (0..values).step_by(LANES) {
+        s.prefetch(state.out.wrapping_add(value).cast_const().cast());
     }
 }

@@ -63,16 +63,17 @@ struct Heads<'a> {
 impl KeyValues for Heads<'_> {
     type Keys = Strided<F32>;
     type Values = Strided<F32>;
+    const SEPARATE: bool = false;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
+    unsafe fn load_keys<S: Simd>(
         &self,
         s: S,
         head: usize,
         start: usize,
         places: Range<usize>,
-        memory: TileMemory<'_>,
-    ) -> (Self::Keys, Self::Values) {
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Keys {
         let (args, p) = (self.args, self.problem);
         let padded = args.value_dim.next_multiple_of(LANES);
         let latents = memory.extra;
@@ -106,8 +107,20 @@ impl KeyValues for Heads<'_> {
             s.enter(expand(args.value_dim, weight.wrapping_add(args.nope_dim * row_bytes), values));
         }, ());
         s.enter(TurnValues { values, padded, vectors, out: memory.values });
-        let values = Strided::new(memory.values.cast_const().cast(), padded);
-        (Strided::new(memory.keys.cast_const().cast(), TILE), values)
+        Strided::new(memory.keys.cast_const().cast(), TILE)
+    }
+
+    /// They were made along with the keys.
+    #[inline(always)]
+    unsafe fn load_values<S: Simd>(
+        &self,
+        _: S,
+        _: usize,
+        _: usize,
+        _: Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Values {
+        Strided::new(memory.values.cast_const().cast(), self.args.value_dim.next_multiple_of(LANES))
     }
 }
 

@@ -274,7 +274,8 @@ impl Simd for Avx512 {
             let a = turn_eight([load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)]);
             let b = turn_eight([load(8), load(9), load(10), load(11), load(12), load(13), load(14), load(15)]);
             // Lane l of a[j] and b[j] is column 8 l + j of either half of the rows.
-            let (first, second) = (_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));
+            let (first, second) =
+                (_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));
             for j in 0..8 {
                 for (pair, order) in [first, second].into_iter().enumerate() {
                     let columns = _mm512_permutex2var_epi64(a[j], order, b[j]);

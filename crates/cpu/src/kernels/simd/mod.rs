@@ -54,7 +54,7 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `p` is valid for 16 writes.
     unsafe fn store(self, p: *mut f32, x: Self::V);
-    /// `n < 16` values at `p`, `fill` in the other lanes.
+    /// `n <= 16` values at `p`, `fill` in the other lanes.
     ///
     /// # Safety
     /// `p` is valid for `n` reads.
@@ -65,7 +65,7 @@ pub trait Simd: Copy + Send + Sync {
         unsafe { std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n.min(LANES)) };
         self.of(lanes)
     }
-    /// Writes the first `n < 16` lanes at `p`.
+    /// Writes the first `n <= 16` lanes at `p`.
     ///
     /// # Safety
     /// `p` is valid for `n` writes.
