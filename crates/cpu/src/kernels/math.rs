@@ -21,8 +21,13 @@ const EXP_COEFFICIENTS: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     // The constant comes first: a NaN in x passes.
+    exp_bounded(s, s.min(s.splat(EXP_HIGHEST), x))
+}
+
+/// [`exp`] where x is at most [`EXP_HIGHEST`] or NaN, as differences to a maximum are: the same bits for less.
+#[inline(always)]
+pub(crate) fn exp_bounded<S: Simd>(s: S, x: S::V) -> S::V {
     let x = s.max(s.splat(EXP_LOWEST), x);
-    let x = s.min(s.splat(EXP_HIGHEST), x);
     let round = s.splat(ROUND);
     let n = s.sub(s.fma(x, s.splat(std::f32::consts::LOG2_E), round), round);
     let r = s.fma(n, s.splat(-LN_2_HIGH), x);

@@ -5,16 +5,16 @@
 //! computes which split and where blocks lie therefore never shows in a row's bits: prefill in large tiles and decode with
 //! splits on several threads agree exactly. A position that a row may not see takes no part, not even as a zero.
 //!
-//! Layout in scratch: a tile's keys turned ([key_dim][TILE], so that a vector is 16 positions), its values [TILE][value_dim
+//! Layout in scratch: a tile's keys turned ([key_dim][TILE], in f32 or as cached, so that a vector is 16 positions), its values [TILE][value_dim
 //! padded to 16] unless they are read where they are cached, scores [SCORE_ROWS][TILE], and per row maximum, sum and output.
 
 #![expect(clippy::needless_range_loop, reason = "indices of register tiles; counted loops unroll")]
 
 use std::ops::Range;
 
-use super::micro::{RowSource, Strided, TileRows, multiply};
-use crate::kernels::math::exp;
-use crate::kernels::simd::storage::F32;
+use super::micro::{RowSource, TileRows, multiply};
+use super::paged::Addresses;
+use crate::kernels::math::exp_bounded;
 use crate::kernels::simd::{Kernel, LANES, Simd};
 
 /// Positions of a tile.
@@ -70,9 +70,11 @@ impl Queries {
     fn of_head(&self, head: usize) -> Self {
         Self { ptr: self.ptr.wrapping_add(head * self.group_stride), key_value_heads: 1, ..*self }
     }
+    /// The rows of one key/value head from row `i` on.
     #[inline(always)]
-    fn row(&self, i: usize) -> *const f32 {
-        self.ptr.wrapping_add(i / self.heads * self.token_stride + i % self.heads * self.head_stride)
+    fn walk(&self, i: usize) -> Walk<'_> {
+        let (token, head) = (i / self.heads, i % self.heads);
+        Walk { queries: self, token: self.ptr.wrapping_add(token * self.token_stride), head }
     }
     /// Positions that token `t` sees.
     #[inline(always)]
@@ -89,8 +91,32 @@ impl Queries {
     /// Places in the tile at `start` that row `i` sees.
     #[inline(always)]
     fn places(&self, i: usize, start: usize) -> Range<usize> {
-        let seen = self.seen(i / self.heads);
+        self.places_of(i / self.heads, start)
+    }
+    /// Places in the tile at `start` that token `t` sees.
+    #[inline(always)]
+    fn places_of(&self, t: usize, start: usize) -> Range<usize> {
+        let seen = self.seen(t);
         seen.start.max(start).min(start + TILE) - start..seen.end.max(start).min(start + TILE) - start
+    }
+}
+
+/// Query rows one after the other, without a division for each.
+struct Walk<'a> {
+    queries: &'a Queries,
+    /// First head of the token.
+    token: *const f32,
+    head: usize,
+}
+
+impl Walk<'_> {
+    #[inline(always)]
+    fn next(&mut self) -> *const f32 {
+        if self.head == self.queries.heads {
+            (self.token, self.head) = (self.token.wrapping_add(self.queries.token_stride), 0);
+        }
+        self.head += 1;
+        self.token.wrapping_add((self.head - 1) * self.queries.head_stride)
     }
 }
 
@@ -165,28 +191,46 @@ pub(crate) struct TileMemory<'a> {
     pub(crate) keys: *mut f32,
     /// [TILE][padded], if the source wants it.
     pub(crate) values: *mut f32,
-    /// Addresses of the cached values, if the source wants them.
-    pub(crate) addresses: &'a mut [*const u8; TILE],
+    /// Where the tile is cached.
+    pub(crate) addresses: &'a mut Addresses,
+    /// End of the positions that are attended over next.
+    pub(crate) until: usize,
     /// The source's own.
     pub(crate) extra: *mut f32,
 }
 
 /// Where a sequence's keys and values come from.
 pub(crate) trait KeyValues {
+    /// How turned keys are read.
+    type Keys: RowSource;
     /// How values are read.
     type Values: RowSource;
-    /// Provides `places` of the tile at position `start` of a key/value head, counted from the task's first: keys turned,
-    /// and the values.
+    /// Whether keys of several heads may be loaded, one after the other, before values.
+    const SEPARATE: bool;
+    /// Provides `places` of the keys of the tile at position `start` of a key/value head, turned. Heads are counted from the
+    /// task's first, which comes first.
     ///
     /// # Safety
     /// The positions are cached; `memory` has room.
-    unsafe fn load<S: Simd>(
+    unsafe fn load_keys<S: Simd>(
         &self,
         s: S,
         head: usize,
         start: usize,
         places: Range<usize>,
-        memory: TileMemory<'_>,
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Keys;
+    /// The values that belong to keys loaded before.
+    ///
+    /// # Safety
+    /// As [`Self::load_keys`].
+    unsafe fn load_values<S: Simd>(
+        &self,
+        s: S,
+        head: usize,
+        start: usize,
+        places: Range<usize>,
+        memory: &mut TileMemory<'_>,
     ) -> Self::Values;
 }
 
@@ -218,6 +262,8 @@ pub(crate) struct AttendSplit<'a, K> {
     source: K,
     dims: &'a Dims,
     split: usize,
+    /// End of the positions that the caller attends over, this split and those that follow.
+    until: usize,
     scratch: &'a Scratch,
 }
 
@@ -230,9 +276,10 @@ impl<'a, K: KeyValues> AttendSplit<'a, K> {
         source: K,
         dims: &'a Dims,
         split: usize,
+        until: usize,
         scratch: &'a Scratch,
     ) -> Self {
-        Self { queries, source, dims, split, scratch }
+        Self { queries, source, dims, split, until, scratch }
     }
 }
 
@@ -241,34 +288,59 @@ impl<K: KeyValues> Kernel for AttendSplit<'_, K> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (queries, scratch, dims) = (self.queries, self.scratch, self.dims);
-        let rows = queries.head_rows();
+        let (queries, scratch, dims, source) = (self.queries, self.scratch, self.dims, &self.source);
+        let (rows, all_rows, padded) = (queries.head_rows(), queries.rows(), dims.padded());
         let seen = queries.all_seen();
         let (from, to) = (seen.start.max(self.split * SPLIT), seen.end.min((self.split + 1) * SPLIT));
-        let mut addresses = [std::ptr::null(); TILE];
-        // SAFETY: the promise of `new`.
+        let mut addresses = Addresses::NONE;
+        let mut memory = TileMemory {
+            keys: scratch.keys,
+            values: scratch.values,
+            addresses: &mut addresses,
+            until: self.until,
+            extra: scratch.extra,
+        };
+        let mut factors = [1.0f32; SCORE_ROWS];
+        let factors = factors.as_mut_ptr();
+        let together = K::SEPARATE && queries.tokens == 1 && all_rows <= SCORE_ROWS;
+        // SAFETY: the promise of `new`; bands have at most SCORE_ROWS rows.
         unsafe {
-            scratch.part.clear(queries.rows(), dims.padded());
+            scratch.part.clear(all_rows, padded);
             let mut start = from / TILE * TILE;
             while start < to {
                 let places = from.max(start) - start..to.min(start + TILE) - start;
+                let vectors = places.start / LANES..places.end.div_ceil(LANES);
+                let band = |head: usize, rows: Range<usize>, row: usize| Band {
+                    queries: queries.of_head(head),
+                    start,
+                    scores: scratch.scores.add(row * TILE),
+                    factors: factors.add(row),
+                    state: scratch.part.row(head * queries.head_rows() + rows.start, padded),
+                    rows,
+                };
                 // Heads within a tile: the cache is read in the order in which it lies.
-                for head in 0..queries.key_value_heads {
-                    let memory = TileMemory {
-                        keys: scratch.keys,
-                        values: scratch.values,
-                        addresses: &mut addresses,
-                        extra: scratch.extra,
-                    };
-                    let values = self.source.load(s, head, start, places.clone(), memory);
-                    let queries = queries.of_head(head);
-                    let state = scratch.part.row(head * rows, dims.padded());
-                    let scratch = Scratch { part: state, ..*scratch };
-                    let mut first = 0;
-                    while first < rows {
-                        let last = rows.min(first + SCORE_ROWS);
-                        attend_rows(s, &queries, first..last, start, places.clone(), values, dims, &scratch);
-                        first = last;
+                if together {
+                    // One token's rows all see the same: their softmax is done at once, so that heads don't wait for it.
+                    for head in 0..queries.key_value_heads {
+                        let keys = source.load_keys(s, head, start, places.clone(), &mut memory);
+                        band(head, 0..rows, head * rows).score(s, keys, dims.key_dim, &vectors);
+                    }
+                    let one = Queries { key_value_heads: 1, heads: all_rows, ..*queries };
+                    Band { queries: one, ..band(0, 0..all_rows, 0) }.soften(s, dims.scale);
+                    for head in 0..queries.key_value_heads {
+                        let values = source.load_values(s, head, start, places.clone(), &mut memory);
+                        band(head, 0..rows, head * rows).weigh(s, values, padded);
+                    }
+                } else {
+                    for head in 0..queries.key_value_heads {
+                        let keys = source.load_keys(s, head, start, places.clone(), &mut memory);
+                        let values = source.load_values(s, head, start, places.clone(), &mut memory);
+                        for first in (0..rows).step_by(SCORE_ROWS) {
+                            let band = band(head, first..rows.min(first + SCORE_ROWS), 0);
+                            band.score(s, keys, dims.key_dim, &vectors);
+                            band.soften(s, dims.scale);
+                            band.weigh(s, values, padded);
+                        }
                     }
                 }
                 start += TILE;
@@ -277,70 +349,92 @@ impl<K: KeyValues> Kernel for AttendSplit<'_, K> {
     }
 }
 
-/// Rows `rows` over one tile.
-///
-/// # Safety
-/// As [`AttendSplit::new`]; keys are in scratch.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the state of two loops, inlined")]
-unsafe fn attend_rows<S: Simd, V: RowSource>(
-    s: S,
-    queries: &Queries,
+/// At most [`SCORE_ROWS`] rows of a key/value head over a tile; made by [`AttendSplit`] alone.
+struct Band {
+    queries: Queries,
     rows: Range<usize>,
+    /// Position of the tile.
     start: usize,
-    places: Range<usize>,
-    values: V,
-    dims: &Dims,
-    scratch: &Scratch,
-) {
-    let keys = Strided::<F32>::new(scratch.keys.cast_const().cast(), TILE);
-    let vectors = places.start / LANES..places.end.div_ceil(LANES);
-    let padded = dims.padded();
-    let mut factors = [1.0f32; SCORE_ROWS];
-    // SAFETY: rows lie in the state, scores and keys in scratch, values over the places that a row sees.
-    unsafe {
-        let mut row = rows.start;
-        while row < rows.end {
-            let n = run_of(queries, row..rows.end, start, false);
-            if !queries.places(row, start).is_empty() {
-                let tile = |first: usize, n: usize| {
-                    let mut tile = TileRows { n, ..TileRows::EMPTY };
-                    for i in 0..n {
-                        tile.a[i] = queries.row(first + i);
-                        tile.c[i] = scratch.scores.add((first + i - rows.start) * TILE);
-                    }
-                    tile
-                };
+    /// Of the first row, as the following.
+    scores: *mut f32,
+    factors: *mut f32,
+    state: State,
+}
+
+impl Band {
+    /// Products with keys.
+    ///
+    /// # Safety
+    /// Queries are readable, scores are the band's own, `keys` holds `vectors`.
+    #[inline(always)]
+    unsafe fn score<S: Simd, K: RowSource>(&self, s: S, keys: K, key_dim: usize, vectors: &Range<usize>) {
+        let mut row = self.rows.start;
+        while row < self.rows.end {
+            let n = run_of(&self.queries, row..self.rows.end, self.start, false);
+            if !self.queries.places(row, self.start).is_empty() {
                 let mut blocks = Blocks::new(row, n, S::TILE_ROWS);
                 while let Some((first, n)) = blocks.next() {
-                    multiply::<S, _, false>(s, &tile(first, n), keys, 0..dims.key_dim, vectors.clone());
-                }
-                for i in row..row + n {
-                    let scores = scratch.scores.add((i - rows.start) * TILE);
-                    let state = scratch.part.row(i, padded);
-                    let places = queries.places(i, start);
-                    factors[i - rows.start] = s.enter(SoftmaxTile { scores, places, scale: dims.scale, state });
+                    let mut tile = TileRows { n, ..TileRows::EMPTY };
+                    let mut query = self.queries.walk(first);
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        for i in 0..n {
+                            tile.a[i] = query.next();
+                            tile.c[i] = self.scores.add((first + i - self.rows.start) * TILE);
+                        }
+                        multiply::<S, _, false>(s, &tile, keys, 0..key_dim, vectors.clone());
+                    }
                 }
             }
             row += n;
         }
-        row = rows.start;
-        while row < rows.end {
-            let n = run_of(queries, row..rows.end, start, true);
-            let depth = queries.places(row, start);
+    }
+
+    /// Scores to weights.
+    ///
+    /// # Safety
+    /// Scores, factors and state are the band's own.
+    #[inline(always)]
+    unsafe fn soften<S: Simd>(&self, s: S, scale: f32) {
+        let (queries, start) = (&self.queries, self.start);
+        let mut row = self.rows.start;
+        while row < self.rows.end {
+            let n = run_of(queries, row..self.rows.end, start, false);
+            if !queries.places(row, start).is_empty() {
+                let offset = row - self.rows.start;
+                // SAFETY: the caller's promise.
+                let factors = unsafe { std::slice::from_raw_parts_mut(self.factors.add(offset), n) };
+                let (scores, state) = (self.scores.wrapping_add(offset * TILE), self.state.row(offset, 0));
+                s.enter(SoftmaxRows { queries, rows: row..row + n, start, scores, scale, state, factors });
+            }
+            row += n;
+        }
+    }
+
+    /// Adds weighted values.
+    ///
+    /// # Safety
+    /// As [`Self::soften`]; `values` holds the places that the rows see.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd, V: RowSource>(&self, s: S, values: V, padded: usize) {
+        let mut row = self.rows.start;
+        while row < self.rows.end {
+            let n = run_of(&self.queries, row..self.rows.end, self.start, true);
+            let depth = self.queries.places(row, self.start);
             if !depth.is_empty() {
-                let tile = |first: usize, n: usize| {
-                    let mut tile = TileRows { n, ..TileRows::EMPTY };
-                    for i in 0..n {
-                        tile.a[i] = scratch.scores.add((first + i - rows.start) * TILE);
-                        tile.c[i] = scratch.part.out.add((first + i) * padded);
-                        tile.factors[i] = factors[first + i - rows.start];
-                    }
-                    tile
-                };
                 let mut blocks = Blocks::new(row, n, S::TILE_ROWS);
                 while let Some((first, n)) = blocks.next() {
-                    multiply::<S, _, true>(s, &tile(first, n), values, depth.clone(), 0..padded / LANES);
+                    let mut tile = TileRows { n, ..TileRows::EMPTY };
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        for i in 0..n {
+                            let offset = first + i - self.rows.start;
+                            tile.a[i] = self.scores.add(offset * TILE);
+                            tile.c[i] = self.state.out.add(offset * padded);
+                            tile.factors[i] = *self.factors.add(offset);
+                        }
+                        multiply::<S, _, true>(s, &tile, values, depth.clone(), 0..padded / LANES);
+                    }
                 }
             }
             row += n;
@@ -352,6 +446,11 @@ unsafe fn attend_rows<S: Simd, V: RowSource>(
 #[inline(always)]
 fn run_of(queries: &Queries, rows: Range<usize>, start: usize, exact: bool) -> usize {
     let first = queries.places(rows.start, start);
+    let last = queries.places(rows.end - 1, start);
+    // What a token sees moves forward with it, so tokens in between see what both ends see.
+    if first == last || (!exact && !first.is_empty() && !last.is_empty()) {
+        return rows.len();
+    }
     let mut n = queries.heads - rows.start % queries.heads;
     while rows.start + n < rows.end {
         let next = queries.places(rows.start + n, start);
@@ -397,67 +496,121 @@ fn mask<S: Simd>(s: S, x: S::V, first: usize, places: &Range<usize>) -> S::V {
     s.of(lanes)
 }
 
-/// A maximum that can be subtracted: with nothing but -inf seen, 0, so that e^-inf is 0 and not NaN.
-#[inline(always)]
-fn finite_base(max: f32) -> f32 {
-    if max == f32::NEG_INFINITY { 0.0 } else { max }
-}
-
-/// A row over a tile; made by [`attend_rows`] alone.
-struct SoftmaxTile {
+/// Rows over a tile: turns scores into weights relative to the maximum so far, updates maxima and sums, and gives the factors
+/// on what was summed before. Sixteen rows at a time, so that no row waits for another's and nothing depends on a branch
+/// that cannot be foreseen. Made by [`attend_rows`] alone.
+struct SoftmaxRows<'a> {
+    queries: &'a Queries,
+    rows: Range<usize>,
+    /// Of the tile.
+    start: usize,
+    /// [rows][TILE].
     scores: *mut f32,
-    places: Range<usize>,
     scale: f32,
+    /// Of the first row.
     state: State,
+    factors: &'a mut [f32],
 }
 
-impl Kernel for SoftmaxTile {
-    type Output = f32;
+impl Kernel for SoftmaxRows<'_> {
+    type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> f32 {
-        // SAFETY: scores and state are of one row.
-        unsafe { softmax_tile(s, self.scores, self.places, self.scale, self.state) }
+    fn run<S: Simd>(self, s: S) {
+        let (scale, heads) = (s.splat(self.scale), self.queries.heads);
+        let (mut token, mut head) = (self.rows.start / heads, self.rows.start % heads);
+        let mut places = self.queries.places_of(token, self.start);
+        for (block, factors) in self.factors.chunks_mut(LANES).enumerate() {
+            let (first, n) = (block * LANES, factors.len());
+            let mut seen = [(0, 0); LANES];
+            let mut best = [f32::NEG_INFINITY; LANES];
+            // SAFETY: scores and state are of these rows.
+            unsafe {
+                for i in 0..n {
+                    if head == heads {
+                        (token, head) = (token + 1, 0);
+                        places = self.queries.places_of(token, self.start);
+                    }
+                    head += 1;
+                    seen[i] = (places.start, places.end);
+                    best[i] = scale_row(s, self.scores.add((first + i) * TILE), &places, scale);
+                }
+                let (max, sum) = (self.state.max.add(first), self.state.sum.add(first));
+                let old = s.load_partial(max, n, f32::NEG_INFINITY);
+                let new = s.max(s.of(best), old);
+                // With nothing but -inf seen, something finite, so that e^-inf is 0 and not NaN.
+                let base = s.max(new, s.splat(f32::MIN));
+                let factor = exp_bounded(s, s.sub(old, base));
+                let bases = s.to_array(base);
+                let mut sums = [0.0; LANES];
+                for i in 0..n {
+                    sums[i] = weigh_row(s, self.scores.add((first + i) * TILE), seen[i], s.splat(bases[i]));
+                }
+                let sums = s.fma(s.load_partial(sum, n, 0.0), factor, s.of(sums));
+                s.store_partial(max, n, new);
+                s.store_partial(sum, n, sums);
+                s.store_partial(factors.as_mut_ptr(), n, factor);
+            }
+        }
     }
 }
 
-/// Turns a row's scores into weights relative to the maximum so far, updates maximum and sum, and returns the factor on
-/// what was summed before.
+/// Scales a row's scores, masks those of places that it doesn't see, and returns the largest.
 ///
 /// # Safety
-/// `scores` has a tile, `state` a row.
+/// `scores` has a tile.
 #[inline(always)]
-unsafe fn softmax_tile<S: Simd>(s: S, scores: *mut f32, places: Range<usize>, scale: f32, state: State) -> f32 {
-    let vectors = places.start / LANES..places.end.div_ceil(LANES);
-    let scale = s.splat(scale);
+unsafe fn scale_row<S: Simd>(s: S, scores: *mut f32, places: &Range<usize>, scale: S::V) -> f32 {
     let mut best = s.splat(f32::NEG_INFINITY);
-    let mut scaled = [best; TILE_VECTORS];
     // SAFETY: the caller's promise.
     unsafe {
-        for v in vectors.start..vectors.end {
-            let mut x = s.mul(s.load(scores.add(v * LANES)), scale);
-            if v * LANES < places.start || (v + 1) * LANES > places.end {
-                x = mask(s, x, v * LANES, &places);
+        if places.start == 0 && places.end == TILE {
+            for v in 0..TILE_VECTORS {
+                let x = s.mul(s.load(scores.add(v * LANES)), scale);
+                s.store(scores.add(v * LANES), x);
+                best = s.max(x, best);
             }
-            best = s.max(x, best);
-            scaled[v] = x;
+        } else {
+            for v in places.start / LANES..places.end.div_ceil(LANES) {
+                let mut x = s.mul(s.load(scores.add(v * LANES)), scale);
+                if v * LANES < places.start || (v + 1) * LANES > places.end {
+                    x = mask(s, x, v * LANES, places);
+                }
+                s.store(scores.add(v * LANES), x);
+                best = s.max(x, best);
+            }
         }
-        let best = s.reduce_max(best);
-        let old = *state.max;
-        let new = if best > old { best } else { old };
-        let base = finite_base(new);
-        let mut sum = s.splat(0.0);
-        for v in vectors.start..vectors.end {
-            let weight = exp(s, s.sub(scaled[v], s.splat(base)));
-            s.store(scores.add(v * LANES), weight);
-            sum = s.add(sum, weight);
-        }
-        // e^0 is exactly 1, so the shortcut changes nothing.
-        let factor = if new == old { 1.0 } else { s.to_array(exp(s, s.splat(old - base)))[0] };
-        *state.max = new;
-        *state.sum = (*state.sum).mul_add(factor, s.reduce_add(sum));
-        factor
     }
+    s.reduce_max(best)
+}
+
+/// Replaces a row's scores by e^(score - base) and returns their sum.
+///
+/// # Safety
+/// `scores` has a tile.
+#[inline(always)]
+unsafe fn weigh_row<S: Simd>(s: S, scores: *mut f32, (from, to): (usize, usize), base: S::V) -> f32 {
+    let mut sum = s.splat(0.0);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if from == 0 && to == TILE {
+            let mut weights = [sum; TILE_VECTORS];
+            for v in 0..TILE_VECTORS {
+                weights[v] = exp_bounded(s, s.sub(s.load(scores.add(v * LANES)), base));
+            }
+            for v in 0..TILE_VECTORS {
+                s.store(scores.add(v * LANES), weights[v]);
+                sum = s.add(sum, weights[v]);
+            }
+        } else {
+            for v in from / LANES..to.div_ceil(LANES) {
+                let weight = exp_bounded(s, s.sub(s.load(scores.add(v * LANES)), base));
+                s.store(scores.add(v * LANES), weight);
+                sum = s.add(sum, weight);
+            }
+        }
+    }
+    s.reduce_add(sum)
 }
 
 /// Adds splits' states of rows to their totals.
@@ -481,35 +634,43 @@ impl Kernel for MergeRows {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for i in 0..self.rows {
-            let (total, part) = (self.total.row(i, self.padded), self.part.row(i, self.padded));
+        for first in (0..self.rows).step_by(LANES) {
+            let (total, part) = (self.total.row(first, self.padded), self.part.row(first, self.padded));
             // SAFETY: the promise of `new`.
-            unsafe { merge_row(s, total, part, self.padded) };
+            unsafe { merge(s, total, part, (self.rows - first).min(LANES), self.padded) };
         }
     }
 }
 
-/// Adds a split's state of a row to the total. A split that the row doesn't see has sum 0 and changes nothing.
+/// Adds a split's state of up to sixteen rows to the total. A split that a row doesn't see has sum 0 and changes nothing.
 ///
 /// # Safety
-/// Both states hold a row.
+/// Both states hold `n` rows.
 #[inline(always)]
-unsafe fn merge_row<S: Simd>(s: S, total: State, part: State, padded: usize) {
+unsafe fn merge<S: Simd>(s: S, total: State, part: State, n: usize, padded: usize) {
     // SAFETY: the caller's promise.
     unsafe {
-        if *part.sum == 0.0 {
-            return;
-        }
-        let new = if *part.max > *total.max { *part.max } else { *total.max };
-        let base = finite_base(new);
-        let old_factor = exp(s, s.splat(*total.max - base));
-        let new_factor = exp(s, s.splat(*part.max - base));
-        *total.max = new;
-        let sum = s.fma(s.splat(*part.sum), new_factor, s.mul(s.splat(*total.sum), old_factor));
-        *total.sum = s.to_array(sum)[0];
-        for i in (0..padded).step_by(LANES) {
-            let kept = s.mul(s.load(total.out.add(i)), old_factor);
-            s.store(total.out.add(i), s.fma(s.load(part.out.add(i)), new_factor, kept));
+        let old = s.load_partial(total.max, n, f32::NEG_INFINITY);
+        let added = s.load_partial(part.max, n, f32::NEG_INFINITY);
+        let sums = s.load_partial(part.sum, n, 0.0);
+        let new = s.max(added, old);
+        // As in the softmax of a tile.
+        let base = s.max(new, s.splat(f32::MIN));
+        let (old_factor, new_factor) = (exp_bounded(s, s.sub(old, base)), exp_bounded(s, s.sub(added, base)));
+        let sum = s.fma(sums, new_factor, s.mul(s.load_partial(total.sum, n, 0.0), old_factor));
+        s.store_partial(total.max, n, new);
+        s.store_partial(total.sum, n, sum);
+        let (old_factors, new_factors, sums) = (s.to_array(old_factor), s.to_array(new_factor), s.to_array(sums));
+        for row in 0..n {
+            if sums[row] == 0.0 {
+                continue;
+            }
+            let (old_factor, new_factor) = (s.splat(old_factors[row]), s.splat(new_factors[row]));
+            let (to, from) = (total.out.add(row * padded), part.out.add(row * padded));
+            for i in (0..padded).step_by(LANES) {
+                let kept = s.mul(s.load(to.add(i)), old_factor);
+                s.store(to.add(i), s.fma(s.load(from.add(i)), new_factor, kept));
+            }
         }
     }
 }

@@ -23,6 +23,12 @@ pub(crate) trait RowSource: Copy {
     /// # Safety
     /// They are readable.
     unsafe fn load<S: Simd>(self, s: S, k: usize, column: usize) -> S::V;
+    /// Called before the loads of row `k` from `column` on: the place to ask for what is needed later.
+    ///
+    /// # Safety
+    /// They are readable.
+    #[inline(always)]
+    unsafe fn ahead<S: Simd>(self, _: S, _k: usize, _column: usize) {}
 }
 
 /// Rows a fixed distance apart.
@@ -50,17 +56,19 @@ impl<T: Storage> RowSource for Strided<T> {
     }
 }
 
-/// Rows at listed addresses.
+/// Rows at some distance from listed addresses.
 #[derive(Clone, Copy)]
 pub(crate) struct Listed<T> {
     rows: *const *const u8,
+    /// In bytes.
+    offset: usize,
     storage: PhantomData<T>,
 }
 
 impl<T: Storage> Listed<T> {
     #[inline(always)]
-    pub(crate) fn new(rows: *const *const u8) -> Self {
-        Self { rows, storage: PhantomData }
+    pub(crate) fn new(rows: *const *const u8, offset: usize) -> Self {
+        Self { rows, offset, storage: PhantomData }
     }
 }
 
@@ -68,7 +76,7 @@ impl<T: Storage> RowSource for Listed<T> {
     #[inline(always)]
     unsafe fn load<S: Simd>(self, s: S, k: usize, column: usize) -> S::V {
         // SAFETY: the caller's promise.
-        unsafe { T::load(s, (*self.rows.add(k)).add(column * T::BYTES)) }
+        unsafe { T::load(s, (*self.rows.add(k)).add(self.offset + column * T::BYTES)) }
     }
 }
 
@@ -207,6 +215,7 @@ unsafe fn tile_body<S: Simd, B: RowSource, const ADD: bool, const R: usize, cons
             }
         }
         for k in depth.start..depth.end {
+            b.ahead(s, k, column);
             let mut vectors = [s.splat(0.0); C];
             for c in 0..C {
                 vectors[c] = b.load(s, k, column + c * LANES);

@@ -146,17 +146,25 @@ impl Source for Cached {
     }
 
     #[inline(always)]
-    unsafe fn attend<S: Simd>(&self, s: S, p: &Problem<'_>, task: &Task<'_>, split: usize, scratch: &Scratch) {
+    unsafe fn attend<S: Simd>(
+        &self,
+        s: S,
+        p: &Problem<'_>,
+        task: &Task<'_>,
+        split: usize,
+        until: usize,
+        scratch: &Scratch,
+    ) {
         let queries = &task.queries;
         let in_place = queries.head_rows() <= IN_PLACE_ROWS && p.dims.value_dim.is_multiple_of(LANES);
         with_storage!(p.cache.dtype, T => {
-            let paged = Paged::<T>::new(&p.cache, task.blocks, &p.geometry, task.key_value_head, queries.key_value_heads);
+            let paged = Paged::<T>::new(&p.cache, task.blocks, &p.geometry, task.key_value_head);
             // SAFETY: the caller's promise.
             unsafe {
                 if in_place {
-                    s.enter(AttendSplit::new(queries, InPlace(paged), &p.dims, split, scratch));
+                    s.enter(AttendSplit::new(queries, InPlace(paged), &p.dims, split, until, scratch));
                 } else {
-                    s.enter(AttendSplit::new(queries, Staged(paged), &p.dims, split, scratch));
+                    s.enter(AttendSplit::new(queries, Staged(paged), &p.dims, split, until, scratch));
                 }
             }
         }, ());

@@ -1,4 +1,9 @@
-//! Keys and values in the paged cache.
+//! Keys and values in the paged cache, in two ways.
+//!
+//! - [`InPlace`], for few rows (decode): a tile's keys are turned as they are cached ([key_dim][TILE] of two bytes, 64 shuffles
+//!   for 16 positions by 32 elements), values read where they lie; both are converted where they are used, once for all query
+//!   heads of the group. Meanwhile the next tile is asked for. Bound: bytes of the cache, at about ten cycles of work a line.
+//! - [`Staged`], for many rows: both are converted into scratch once a tile. Bound: the rows' multiply-adds.
 
 #![expect(clippy::needless_range_loop, reason = "indices of register tiles; counted loops unroll")]
 
@@ -6,10 +11,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::flash::{KeyValues, TILE, TileMemory};
-use super::micro::{Listed, Strided};
+use super::micro::{Listed, RowSource, Strided};
 use crate::kernels::cache::CacheView;
 use crate::kernels::simd::storage::{F32, Storage};
-use crate::kernels::simd::{Kernel, LANES, Simd};
+use crate::kernels::simd::{HALVES, Kernel, LANES, Simd};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -48,47 +53,159 @@ impl Geometry {
     }
 }
 
-/// The cache lines of a tile to come, asked for in portions while the tile at hand is turned: with few rows there is too
-/// little work on a tile to hide the way from memory, and asked for all at once the lines would wait for each other.
-pub(crate) struct Ahead<'a> {
-    cache: &'a CacheView<'a>,
-    /// The tile's blocks.
-    blocks: &'a [i32],
-    lines_per_block: usize,
-    /// Next line of those of the blocks together, and the end of this head's share.
-    line: usize,
-    end: usize,
-    portion: usize,
+/// Where the keys and values of a tile lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Places {
+    /// Position of the first place.
+    start: usize,
+    pub(crate) keys: [*const u8; TILE],
+    pub(crate) values: [*const u8; TILE],
 }
 
-impl<'a> Ahead<'a> {
-    /// The share of head `head` of `heads`, in `portions`.
-    #[inline(always)]
-    fn new<T>(paged: &Paged<'a, T>, start: usize, head: usize, portions: usize) -> Self {
-        let (size, blocks) = (paged.geometry.block_size, paged.blocks);
-        let first = (start / size).min(blocks.len());
-        let blocks = &blocks[first..(start + TILE).div_ceil(size).clamp(first, blocks.len())];
-        let lines_per_block = paged.cache.block_bytes / LINE;
-        let lines = blocks.len() * lines_per_block;
-        let (line, end) = (lines * head / paged.heads, lines * (head + 1) / paged.heads);
-        let portion = (end - line).div_ceil(portions.max(1));
-        Self { cache: paged.cache, blocks, lines_per_block, line, end, portion }
+impl Places {
+    pub(crate) const NONE: Self =
+        Self { start: usize::MAX, keys: [std::ptr::null(); TILE], values: [std::ptr::null(); TILE] };
+}
+
+/// Those of the tile at hand and of the one after it.
+pub(crate) struct Addresses {
+    both: [Places; 2],
+    now: usize,
+}
+
+impl Addresses {
+    pub(crate) const NONE: Self = Self { both: [Places::NONE; 2], now: 0 };
+
+    /// Room for a tile.
+    pub(crate) fn room(&mut self) -> &mut Places {
+        &mut self.both[self.now]
     }
 
-    /// Asks for the next portion.
+    fn now(&self) -> &Places {
+        &self.both[self.now]
+    }
+
+    fn next(&self) -> &Places {
+        &self.both[self.now ^ 1]
+    }
+
+    /// Goes to the tile at `start`, of which `places` are used; positions before `until` follow.
     #[inline(always)]
-    fn step<S: Simd>(&mut self, s: S) {
-        let stop = self.end.min(self.line + self.portion);
-        while self.line < stop {
-            let (index, first) = (self.line / self.lines_per_block, self.line % self.lines_per_block);
-            // An address to prefetch need not exist: entries beyond the sequence may hold anything.
-            let offset = (self.blocks[index] as usize).wrapping_mul(self.cache.block_bytes);
-            let block = self.cache.ptr.wrapping_add(offset);
-            let n = (stop - self.line).min(self.lines_per_block - first);
-            for line in first..first + n {
-                s.prefetch(block.wrapping_add(line * LINE));
+    fn go<T: Storage>(&mut self, paged: &Paged<'_, T>, start: usize, places: Range<usize>, until: usize) {
+        self.now ^= 1;
+        if self.both[self.now].start != start {
+            paged.list(start, places.clone(), self.room());
+        }
+        let after = start + TILE;
+        let followers = after.max(until).min(after + TILE) - after;
+        let (known, next) = (self.now, self.now ^ 1);
+        if followers > 0 {
+            paged.list(after, 0..followers, &mut self.both[next]);
+        } else {
+            self.both[next] = Places { start: usize::MAX, ..self.both[known] };
+        }
+    }
+}
+
+/// Asks for the keys and values of a head in the tile to come while the tile at hand is worked on: asked for in bursts, lines
+/// would wait for each other, and the work for them. So each step asks for its part, by pairs of lines, as some processors
+/// fetch them: the turning of keys for the keys of even places, products with keys for the values of three places in four,
+/// products with values for the rest.
+#[derive(Clone, Copy)]
+struct Ahead {
+    keys: *const *const u8,
+    values: *const *const u8,
+    /// Bytes from the listed addresses to the head's.
+    key: usize,
+    value: usize,
+}
+
+impl Ahead {
+    /// The pair of lines `at` bytes into the keys of a place.
+    ///
+    /// # Safety
+    /// The list has the place.
+    #[inline(always)]
+    unsafe fn key<S: Simd>(self, s: S, place: usize, at: usize) {
+        // SAFETY: the caller's promise.
+        let line = unsafe { *self.keys.add(place) }.wrapping_add(self.key + at);
+        s.prefetch(line);
+        s.prefetch(line.wrapping_add(LINE));
+    }
+
+    /// The same of values.
+    ///
+    /// # Safety
+    /// The list has the place.
+    #[inline(always)]
+    unsafe fn value<S: Simd>(self, s: S, place: usize, at: usize) {
+        // SAFETY: the caller's promise.
+        let line = unsafe { *self.values.add(place) }.wrapping_add(self.value + at);
+        s.prefetch(line);
+        s.prefetch(line.wrapping_add(LINE));
+    }
+
+    /// Before square `square` of vector `group` is turned.
+    ///
+    /// # Safety
+    /// Both lists have a tile.
+    #[inline(always)]
+    unsafe fn turn<S: Simd>(self, s: S, group: usize, square: usize) {
+        let first = group * LANES + square % 2 * (LANES / 2);
+        for place in (first..first + LANES / 2).step_by(2) {
+            // SAFETY: the caller's promise.
+            unsafe { self.key(s, place, square / 2 * 2 * LINE) };
+        }
+    }
+}
+
+/// Turned keys as they were cached.
+#[derive(Clone, Copy)]
+pub(crate) struct TurnedKeys<T> {
+    keys: Strided<T>,
+    ahead: Ahead,
+}
+
+impl<T: Storage> RowSource for TurnedKeys<T> {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, k: usize, column: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { self.keys.load(s, k, column) }
+    }
+    #[inline(always)]
+    unsafe fn ahead<S: Simd>(self, s: S, k: usize, column: usize) {
+        if column == 0 && k % 4 != 3 {
+            // SAFETY: the lists have a tile.
+            unsafe { self.ahead.value(s, k % TILE, k / TILE * 2 * LINE) };
+        }
+    }
+}
+
+/// Values where they are cached.
+#[derive(Clone, Copy)]
+pub(crate) struct CachedValues<T> {
+    values: Listed<T>,
+    ahead: Ahead,
+}
+
+impl<T: Storage> RowSource for CachedValues<T> {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, k: usize, column: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { self.values.load(s, k, column) }
+    }
+    #[inline(always)]
+    unsafe fn ahead<S: Simd>(self, s: S, k: usize, column: usize) {
+        let at = column * T::BYTES;
+        if at.is_multiple_of(2 * LINE) {
+            // SAFETY: the lists have a tile.
+            unsafe {
+                if k % 2 == 1 {
+                    self.ahead.key(s, k, at);
+                } else if k % 4 == 2 {
+                    self.ahead.value(s, k + 1, at);
+                }
             }
-            self.line += n;
         }
     }
 }
@@ -101,27 +218,34 @@ pub(crate) struct Paged<'a, T> {
     blocks: &'a [i32],
     geometry: &'a Geometry,
     first_head: usize,
-    /// Heads that are read.
-    heads: usize,
     storage: PhantomData<T>,
 }
 
 impl<'a, T: Storage> Paged<'a, T> {
     #[inline(always)]
-    pub(crate) fn new(
-        cache: &'a CacheView<'a>,
-        blocks: &'a [i32],
-        geometry: &'a Geometry,
-        first_head: usize,
-        heads: usize,
-    ) -> Self {
-        Self { cache, blocks, geometry, first_head, heads, storage: PhantomData }
+    pub(crate) fn new(cache: &'a CacheView<'a>, blocks: &'a [i32], geometry: &'a Geometry, first_head: usize) -> Self {
+        Self { cache, blocks, geometry, first_head, storage: PhantomData }
     }
 
-    /// Whether all of a block is read.
+    /// Bytes from head 0 to a head's keys and values.
     #[inline(always)]
-    fn reads_all(&self) -> bool {
-        self.heads * (self.geometry.key_dim + self.geometry.value_dim) >= self.geometry.token_values
+    fn offsets(&self, head: usize) -> (usize, usize) {
+        let head = self.first_head + head;
+        (head * self.geometry.key[1] * T::BYTES, head * self.geometry.value[1] * T::BYTES)
+    }
+
+    /// Lists a tile of head 0. Places that aren't used get the address of one that is.
+    #[inline(always)]
+    fn list(&self, start: usize, places: Range<usize>, list: &mut Places) {
+        let first = places.start;
+        list.start = start;
+        self.locate(0, start, places.clone(), &mut list.keys, &mut list.values);
+        if places.len() < TILE {
+            for place in (0..first).chain(places.end..TILE) {
+                list.keys[place] = list.keys[first];
+                list.values[place] = list.values[first];
+            }
+        }
     }
 
     /// Addresses of keys and values of the given places of a tile; the others are left alone.
@@ -134,7 +258,19 @@ impl<'a, T: Storage> Paged<'a, T> {
         keys: &mut [*const u8; TILE],
         values: &mut [*const u8; TILE],
     ) {
-        let (g, head) = (self.geometry, self.first_head + head);
+        self.locate(self.first_head + head, start, places, keys, values);
+    }
+
+    #[inline(always)]
+    fn locate(
+        &self,
+        head: usize,
+        start: usize,
+        places: Range<usize>,
+        keys: &mut [*const u8; TILE],
+        values: &mut [*const u8; TILE],
+    ) {
+        let g = self.geometry;
         let mut place = places.start;
         while place < places.end {
             let (index, first) = ((start + place) / g.block_size, (start + place) % g.block_size);
@@ -159,7 +295,6 @@ pub(crate) struct Turn<'a, T> {
     places: Range<usize>,
     dim: usize,
     turned: *mut f32,
-    ahead: Option<Ahead<'a>>,
     storage: PhantomData<T>,
 }
 
@@ -168,13 +303,7 @@ impl<'a, T: Storage> Turn<'a, T> {
     /// The listed rows of `places` are readable, `turned` has [dim][TILE] places.
     #[inline(always)]
     pub(crate) unsafe fn new(rows: &'a [*const u8; TILE], places: Range<usize>, dim: usize, turned: *mut f32) -> Self {
-        Self { rows, places, dim, turned, ahead: None, storage: PhantomData }
-    }
-
-    /// Asks for a tile to come meanwhile.
-    #[inline(always)]
-    fn with_ahead(self, ahead: Option<Ahead<'a>>) -> Self {
-        Self { ahead, ..self }
+        Self { rows, places, dim, turned, storage: PhantomData }
     }
 }
 
@@ -182,7 +311,7 @@ impl<T: Storage> Kernel for Turn<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
+    fn run<S: Simd>(self, s: S) {
         for group in self.places.start / LANES..self.places.end.div_ceil(LANES) {
             let first = group * LANES;
             let whole = self.places.start <= first && first + LANES <= self.places.end;
@@ -192,9 +321,6 @@ impl<T: Storage> Kernel for Turn<'_, T> {
                 if whole {
                     let rows = self.rows.as_ptr().add(first);
                     while d + LANES <= self.dim {
-                        if let Some(ahead) = &mut self.ahead {
-                            ahead.step(s);
-                        }
                         turn_square::<S, T>(s, rows, d, self.turned.add(d * TILE + first));
                         d += LANES;
                     }
@@ -265,56 +391,142 @@ impl<T: Storage> Turn<'_, T> {
     }
 }
 
-/// Values are read where they are cached: right for few rows. Their number a row is a multiple of 16.
-pub(crate) struct InPlace<'a, T>(pub(crate) Paged<'a, T>);
+/// Turns two-byte elements as they are: element d of place p goes to `[d][p]`. Vectors of 16 places that hold none of `places`
+/// are left alone.
+struct TurnHalves<'a> {
+    rows: &'a [*const u8; TILE],
+    ahead: Ahead,
+    places: Range<usize>,
+    dim: usize,
+    turned: *mut u16,
+}
 
-impl<T: Storage> KeyValues for InPlace<'_, T> {
-    type Values = Listed<T>;
+impl Kernel for TurnHalves<'_> {
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
-        &self,
-        s: S,
-        head: usize,
-        start: usize,
-        places: Range<usize>,
-        memory: TileMemory<'_>,
-    ) -> Self::Values {
-        let mut keys = [std::ptr::null(); TILE];
-        self.0.addresses(head, start, places.clone(), &mut keys, memory.addresses);
-        let squares = TILE / LANES * (self.0.geometry.key_dim / LANES);
-        let ahead = self.0.reads_all().then(|| Ahead::new(&self.0, start + TILE, head, squares));
-        // SAFETY: the caller's promise.
-        unsafe { s.enter(Turn::<T>::new(&keys, places, self.0.geometry.key_dim, memory.keys).with_ahead(ahead)) };
-        Listed::new(memory.addresses.as_ptr())
+    fn run<S: Simd>(self, s: S) {
+        for group in self.places.start / LANES..self.places.end.div_ceil(LANES) {
+            let rows = &self.rows[group * LANES..][..LANES];
+            let turned = self.turned.wrapping_add(group * LANES);
+            let mut d = 0;
+            // SAFETY: made by `InPlace::load` alone: all listed rows are readable, there is room for [dim][TILE].
+            unsafe {
+                while d < self.dim && self.dim >= HALVES {
+                    // The last square may overlap the one before.
+                    let first = d.min(self.dim - HALVES);
+                    self.ahead.turn(s, group, d / HALVES);
+                    s.turn_halves(rows.as_ptr(), self.ahead.key + first * 2, turned.add(first * TILE), TILE);
+                    d += HALVES;
+                }
+                while d < self.dim {
+                    for (i, row) in rows.iter().enumerate() {
+                        *turned.add(d * TILE + i) = row.add(self.ahead.key + d * 2).cast::<u16>().read_unaligned();
+                    }
+                    d += 1;
+                }
+            }
+        }
     }
 }
 
-/// Values are converted into scratch once a tile: right for many rows, and for any number of values.
-pub(crate) struct Staged<'a, T>(pub(crate) Paged<'a, T>);
+/// Keys are turned as they are, values read where they are cached: right for few rows. The elements of a value row are a
+/// multiple of 16.
+pub(crate) struct InPlace<'a, T>(pub(crate) Paged<'a, T>);
 
-impl<T: Storage> KeyValues for Staged<'_, T> {
-    type Values = Strided<F32>;
+impl<T: Storage> InPlace<'_, T> {
+    #[inline(always)]
+    fn ahead(&self, head: usize, addresses: &Addresses) -> Ahead {
+        let ((key, value), next) = (self.0.offsets(head), addresses.next());
+        Ahead { keys: next.keys.as_ptr(), values: next.values.as_ptr(), key, value }
+    }
+}
+
+impl<T: Storage> KeyValues for InPlace<'_, T> {
+    type Keys = TurnedKeys<T>;
+    type Values = CachedValues<T>;
+    const SEPARATE: bool = true;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
+    unsafe fn load_keys<S: Simd>(
         &self,
         s: S,
         head: usize,
         start: usize,
         places: Range<usize>,
-        memory: TileMemory<'_>,
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Keys {
+        if head == 0 {
+            memory.addresses.go(&self.0, start, places.clone(), memory.until);
+        }
+        let (ahead, dim) = (self.ahead(head, memory.addresses), self.0.geometry.key_dim);
+        let now = memory.addresses.now();
+        if T::BYTES == 2 {
+            s.enter(TurnHalves { rows: &now.keys, ahead, places, dim, turned: memory.keys.cast() });
+        } else {
+            let rows = now.keys.map(|row| row.wrapping_add(ahead.key));
+            // SAFETY: the caller's promise.
+            unsafe { s.enter(Turn::<T>::new(&rows, places, dim, memory.keys)) };
+        }
+        TurnedKeys { keys: Strided::new(memory.keys.cast_const().cast(), TILE), ahead }
+    }
+
+    #[inline(always)]
+    unsafe fn load_values<S: Simd>(
+        &self,
+        _: S,
+        head: usize,
+        _: usize,
+        _: Range<usize>,
+        memory: &mut TileMemory<'_>,
     ) -> Self::Values {
-        let mut keys = [std::ptr::null(); TILE];
-        self.0.addresses(head, start, places.clone(), &mut keys, memory.addresses);
+        let ahead = self.ahead(head, memory.addresses);
+        CachedValues { values: Listed::new(memory.addresses.now().values.as_ptr(), ahead.value), ahead }
+    }
+}
+
+/// Both are converted into scratch once a tile: right for many rows, and for any number of values.
+pub(crate) struct Staged<'a, T>(pub(crate) Paged<'a, T>);
+
+impl<T: Storage> KeyValues for Staged<'_, T> {
+    type Keys = Strided<F32>;
+    type Values = Strided<F32>;
+    const SEPARATE: bool = true;
+
+    #[inline(always)]
+    unsafe fn load_keys<S: Simd>(
+        &self,
+        s: S,
+        head: usize,
+        start: usize,
+        places: Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Keys {
+        let Places { keys, values, .. } = memory.addresses.room();
+        self.0.addresses(head, start, places.clone(), keys, values);
+        // SAFETY: the caller's promise.
+        unsafe { s.enter(Turn::<T>::new(keys, places, self.0.geometry.key_dim, memory.keys)) };
+        Strided::new(memory.keys.cast_const().cast(), TILE)
+    }
+
+    #[inline(always)]
+    unsafe fn load_values<S: Simd>(
+        &self,
+        s: S,
+        head: usize,
+        start: usize,
+        places: Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Values {
+        let Places { keys, values, .. } = memory.addresses.room();
+        self.0.addresses(head, start, places.clone(), keys, values);
         let dim = self.0.geometry.value_dim;
         let padded = dim.next_multiple_of(LANES);
         // SAFETY: the caller's promise.
         unsafe {
-            s.enter(Turn::<T>::new(&keys, places.clone(), self.0.geometry.key_dim, memory.keys));
-            for place in places.start..places.end {
+            for place in places {
                 for d in (0..dim).step_by(LANES) {
-                    let x = T::load_up_to(s, memory.addresses[place].add(d * T::BYTES), dim - d);
+                    let x = T::load_up_to(s, values[place].add(d * T::BYTES), dim - d);
                     s.store(memory.values.add(place * padded + d), x);
                 }
             }

@@ -1,18 +1,21 @@
 //! Shares attention out over threads. Two ways to do a sequence, with the same bits:
 //!
 //! - whole: a task takes a tile of query tokens of one key/value head and walks over all splits that they see;
-//! - split: a task takes one split, stores its state in the workspace, and a second launch merges states in order. Used where
-//!   a sequence is so large a part of the step that threads would idle, as long as the workspace has room for the states.
+//! - split: a task takes some splits that follow each other, stores their states in the workspace, and a second launch merges
+//!   states in order. Used where a sequence is so large a part of the step that threads would idle, as long as the workspace
+//!   has room for the states.
+//!
+//! A task should have a sixteenth of a thread's part: larger ones leave threads idle at the end, smaller ones cost more than
+//! they balance. It takes all heads if that leaves enough tasks, for then the cache is read as it lies.
 //!
 //! Workspace: a plan entry for each sequence, scratch for each thread, states of splits. Nothing is allocated.
-
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::flash::{Dims, MergeRows, Queries, SPLIT, Scratch, State, finish_row};
 use super::paged::Geometry;
 use crate::isa::Isa;
 use crate::kernels::cache::{CacheView, check_block};
 use crate::kernels::error::{KernelError, same};
+use crate::kernels::gemm::shares::Shares;
 use crate::kernels::simd::{Kernel, LANES, Simd, dispatch};
 use crate::matrix::{Matrix, MatrixMut};
 use crate::parallel::Parallel;
@@ -21,6 +24,12 @@ use crate::parallel::Parallel;
 const ALIGN: usize = 64;
 /// Most heads of a task that share keys and values.
 const MAX_HEADS: usize = 64;
+/// Tasks of a thread that balance well enough.
+const TASKS: usize = 16;
+/// Rows of a head times positions that a task should have at least.
+const LEAST: usize = 128;
+/// States of a row that a task merges at least.
+const MERGED: usize = 128;
 /// Most bytes of workspace for the states of splits.
 const MAX_STATES: usize = 64 << 20;
 
@@ -61,11 +70,19 @@ pub(crate) trait Source: Sync {
     fn max_rows(&self) -> usize;
     /// Scratch values of its own.
     fn extra(&self) -> usize;
-    /// Attends over one split into `scratch.part`.
+    /// Attends over one split into `scratch.part`; the task goes on until position `until`.
     ///
     /// # Safety
     /// The problem was checked and scratch has room for the rows.
-    unsafe fn attend<S: Simd>(&self, s: S, p: &Problem<'_>, task: &Task<'_>, split: usize, scratch: &Scratch);
+    unsafe fn attend<S: Simd>(
+        &self,
+        s: S,
+        p: &Problem<'_>,
+        task: &Task<'_>,
+        split: usize,
+        until: usize,
+        scratch: &Scratch,
+    );
 }
 
 /// Query rows of one sequence that share keys and values.
@@ -138,8 +155,10 @@ struct Plan {
     first_split: u32,
     /// Key/value heads of a task.
     span: u32,
-    /// Splits done on their own, 0 if the sequence is done whole.
+    /// Splits whose states are stored, 0 if the sequence is done whole.
     splits: u32,
+    /// Splits of a task.
+    run: u32,
     /// First state in the workspace.
     first_state: u32,
 }
@@ -183,7 +202,7 @@ pub(crate) fn workspace_bytes(sizes: &Sizes, dims: &Dims, max_rows: usize, extra
     if sizes.threads < 2 || sizes.max_context <= SPLIT {
         return fixed;
     }
-    let row = sizes.heads * sizes.max_context.div_ceil(SPLIT) * state_len(dims) * 4;
+    let row = sizes.max_context.div_ceil(SPLIT) * states_len(dims, sizes.heads) * 4;
     fixed + row.saturating_mul(sizes.tokens.clamp(1, 16)).min(MAX_STATES.max(row))
 }
 
@@ -194,9 +213,10 @@ fn fixed_bytes(sizes: &Sizes, dims: &Dims, max_rows: usize, extra: usize) -> usi
     ALIGN + plan + sizes.threads * scratch
 }
 
-/// Values of a stored state: output, maximum, sum, padded.
-const fn state_len(dims: &Dims) -> usize {
-    dims.padded() + LANES
+/// Values of a token's stored states of a split: outputs of all heads, maxima, sums. Heads lie together, so that they are
+/// merged together.
+const fn states_len(dims: &Dims, heads: usize) -> usize {
+    heads * dims.padded() + 2 * heads.next_multiple_of(LANES)
 }
 
 /// Attends all rows of the problem; rows of no sequence become zero.
@@ -227,7 +247,7 @@ pub(crate) fn run<A: Source>(
     let (scratch_memory, states) = rest.split_at_mut(threads * scratch_len * 4);
     // SAFETY: the memory is aligned and large enough, and any bytes are a valid plan.
     let plans = unsafe { std::slice::from_raw_parts_mut(plan_memory.as_mut_ptr().cast::<Plan>(), sizes.sequences) };
-    let room = states.len() / (state_len(&problem.dims) * 4);
+    let room = states.len() / (states_len(&problem.dims, sizes.heads) * 4);
     let tasks = plan(problem, &cut, source.max_rows(), threads, room, plans);
     clear_uncovered(problem);
     let run = Run {
@@ -239,19 +259,19 @@ pub(crate) fn run<A: Source>(
         scratch_len,
         states: Memory(states.as_mut_ptr().cast()),
     };
-    let next = AtomicUsize::new(0);
-    parallel.run(threads.min(tasks), &|worker| {
-        loop {
-            let task = next.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                return;
-            }
+    let workers = threads.min(tasks);
+    let shares = Shares::new(tasks, workers);
+    parallel.run(workers, &|worker| {
+        while let Some(task) = shares.next(worker) {
             dispatch(isa, Attend { run: &run, task, worker });
         }
     });
     if plans.iter().any(|plan| plan.splits > 0) {
-        let rows: usize = plans.iter().filter(|p| p.splits > 0).map(|p| p.tokens as usize).sum();
-        let tasks = threads.min(rows * sizes.heads);
+        let split = || plans.iter().filter(|p| p.splits > 0);
+        let rows: usize = split().map(|p| p.tokens as usize).sum();
+        let states = sizes.heads * split().map(|p| (p.tokens * p.splits) as usize).sum::<usize>();
+        // Few states are merged sooner than threads are called.
+        let tasks = threads.min(states / MERGED).max(1);
         parallel.run(tasks, &|task| dispatch(isa, Merge { run: &run, task, tasks, rows }));
     }
     Ok(())
@@ -278,7 +298,6 @@ fn plan(
     mut room: usize,
     plans: &mut [Plan],
 ) -> usize {
-    let heads = problem.key_value_heads * problem.group;
     let mut work = 0;
     for (s, plan) in plans.iter_mut().enumerate() {
         let [start, end] = [problem.sequences.query_start[s], problem.sequences.query_start[s + 1]].map(|r| r as usize);
@@ -293,10 +312,12 @@ fn plan(
             first_split: 0,
             span: 0,
             splits: 0,
+            run: 1,
             first_state: 0,
         };
         work += problem.key_value_heads * cut.chunks * plan.tokens as usize * seen(plan, problem.window).len();
     }
+    let share = (work / (threads * TASKS)).max(LEAST);
     let (mut tasks, mut states) = (0, 0);
     for plan in plans {
         let tokens = plan.tokens as usize;
@@ -307,19 +328,22 @@ fn plan(
         let seen = seen(plan, problem.window);
         let (first_split, end_split) = (seen.start / SPLIT, seen.end.div_ceil(SPLIT));
         let splits = end_split - first_split;
-        let span = cut.span(tokens, problem.key_value_heads, max_rows);
+        let rows = tokens.min(cut.tokens);
+        let most = cut.span(tokens, problem.key_value_heads, max_rows);
+        let span = if threads > 1 { (share / (rows * seen.len().min(SPLIT))).clamp(1, most) } else { most };
         plan.span = span as u32;
         let units = problem.key_value_heads.div_ceil(span) * cut.chunks;
-        let largest = span * tokens.min(cut.tokens) * seen.len();
-        let needed = tokens.saturating_mul(heads).saturating_mul(splits);
+        let needed = tokens.saturating_mul(splits);
         let tiles = tokens.div_ceil(cut.tokens);
-        if threads > 1 && splits > 1 && largest * threads * 3 > work && needed <= room {
+        let run = (share / (span * rows * SPLIT)).max(1);
+        if threads > 1 && run < splits && needed <= room {
             plan.first_split = first_split as u32;
             plan.splits = splits as u32;
+            plan.run = run as u32;
             plan.first_state = states as u32;
             states += needed;
             room -= needed;
-            tasks += tiles * units * splits;
+            tasks += tiles * units * splits.div_ceil(run);
         } else {
             tasks += tiles * units;
         }
@@ -359,13 +383,14 @@ impl<A: Source> Run<'_, A> {
         Scratch::new(self.scratch.0.wrapping_add(worker * self.scratch_len), &self.problem.dims, self.source.max_rows())
     }
 
-    /// Stored state of a row's head in one of its sequence's splits.
+    /// Stored state of a token's head, and of those that follow it, in one of its sequence's splits.
     fn state(&self, plan: &Plan, token: usize, head: usize, split: usize) -> State {
-        let heads = self.problem.key_value_heads * self.problem.group;
-        let index = plan.first_state as usize + (token * heads + head) * plan.splits as usize + split;
-        let out = self.states.0.wrapping_add(index * state_len(&self.problem.dims));
-        let max = out.wrapping_add(self.problem.dims.padded());
-        State { max, sum: max.wrapping_add(1), out }
+        let (dims, heads) = (&self.problem.dims, self.problem.key_value_heads * self.problem.group);
+        let index = plan.first_state as usize + token * plan.splits as usize + split;
+        let states = self.states.0.wrapping_add(index * states_len(dims, heads));
+        let max = states.wrapping_add(heads * dims.padded());
+        let state = State { max, sum: max.wrapping_add(heads.next_multiple_of(LANES)), out: states };
+        state.row(head, dims.padded())
     }
 }
 
@@ -386,9 +411,9 @@ impl<A: Source> Kernel for Attend<'_, A> {
         let local = self.task - plan.first_task as usize;
         let span = plan.span as usize;
         let units = p.key_value_heads.div_ceil(span) * run.cut.chunks;
-        let (split, local) = match plan.splits as usize {
+        let (part, local) = match (plan.splits as usize).div_ceil(plan.run as usize) {
             0 => (None, local),
-            splits => (Some(local % splits), local / splits),
+            parts => (Some(local % parts), local / parts),
         };
         let (unit, tile) = (local % units, local / units);
         // Later tiles see more: they go first.
@@ -418,9 +443,9 @@ impl<A: Source> Kernel for Attend<'_, A> {
         };
         // SAFETY: the problem was checked; scratch is this worker's, rows and states this task's own.
         unsafe {
-            match split {
+            match part {
                 None => attend_whole(s, run, &task, &run.scratch(self.worker)),
-                Some(split) => attend_one(s, run, &task, plan, token, split, &run.scratch(self.worker)),
+                Some(part) => attend_part(s, run, &task, plan, token, part, &run.scratch(self.worker)),
             }
         }
     }
@@ -439,7 +464,7 @@ unsafe fn attend_whole<S: Simd, A: Source>(s: S, run: &Run<'_, A>, task: &Task<'
     unsafe {
         scratch.total.clear(rows, padded);
         for split in seen.start / SPLIT..seen.end.div_ceil(SPLIT) {
-            run.source.attend(s, p, task, split, scratch);
+            run.source.attend(s, p, task, split, seen.end, scratch);
             s.enter(MergeRows::new(scratch.total, scratch.part, rows, padded));
         }
         for i in 0..rows {
@@ -450,46 +475,50 @@ unsafe fn attend_whole<S: Simd, A: Source>(s: S, run: &Run<'_, A>, task: &Task<'
     }
 }
 
-/// One split of a task's rows, stored.
+/// Some splits of a task's rows, stored.
 ///
 /// # Safety
 /// Scratch and states are the task's own.
 #[inline(always)]
-unsafe fn attend_one<S: Simd, A: Source>(
+unsafe fn attend_part<S: Simd, A: Source>(
     s: S,
     run: &Run<'_, A>,
     task: &Task<'_>,
     plan: &Plan,
     token: usize,
-    split: usize,
+    part: usize,
     scratch: &Scratch,
 ) {
     let (p, queries) = (run.problem, &task.queries);
     let padded = p.dims.padded();
-    // SAFETY: the caller's promise.
-    unsafe {
-        let absolute = plan.first_split as usize + split;
-        let seen = queries.all_seen();
-        let visible = absolute * SPLIT < seen.end && seen.start < (absolute + 1) * SPLIT;
-        if visible {
-            run.source.attend(s, p, task, absolute, scratch);
-        }
-        for i in 0..queries.rows() {
-            let (row, head) = queries.place(i, p.group);
-            let state = run.state(plan, token + row, task.head + head, split);
-            if !visible {
-                *state.sum = 0.0;
-                continue;
+    let splits = part * plan.run as usize..((part + 1) * plan.run as usize).min(plan.splits as usize);
+    let seen = queries.all_seen();
+    for split in splits {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let absolute = plan.first_split as usize + split;
+            let visible = absolute * SPLIT < seen.end && seen.start < (absolute + 1) * SPLIT;
+            if visible {
+                // The splits after the task's are most likely this thread's too.
+                run.source.attend(s, p, task, absolute, seen.end, scratch);
             }
-            let part = scratch.part.row(i, padded);
-            *state.max = *part.max;
-            *state.sum = *part.sum;
-            std::ptr::copy_nonoverlapping(part.out, state.out, padded);
+            for i in 0..queries.rows() {
+                let (row, head) = queries.place(i, p.group);
+                let state = run.state(plan, token + row, task.head + head, split);
+                if !visible {
+                    *state.sum = 0.0;
+                    continue;
+                }
+                let part = scratch.part.row(i, padded);
+                *state.max = *part.max;
+                *state.sum = *part.sum;
+                std::ptr::copy_nonoverlapping(part.out, state.out, padded);
+            }
         }
     }
 }
 
-/// Merges the stored states of every `tasks`-th row and head.
+/// Merges the stored states of one of `tasks` parts of all rows and heads.
 struct Merge<'a, A> {
     run: &'a Run<'a, A>,
     task: usize,
@@ -517,18 +546,37 @@ impl<A: Source> Kernel for Merge<'_, A> {
             let count = plan.tokens as usize * heads;
             while item < end.min(first + count) {
                 let (token, head) = ((item - first) / heads, (item - first) % heads);
-                // SAFETY: states and output are this row's own; tasks are as many as workers at most.
+                let n = (heads - head).min(end - item).min(run.source.max_rows()).min(LANES);
+                // SAFETY: states and output are these rows' own; tasks are as many as workers at most.
                 unsafe {
-                    total.clear(1, padded);
+                    total.clear(n, padded);
+                    ask(s, run.state(plan, token, head, 0), n * padded);
                     for split in 0..plan.splits as usize {
-                        s.enter(MergeRows::new(total, run.state(plan, token, head, split), 1, padded));
+                        let state = run.state(plan, token, head, split);
+                        if split + 1 < plan.splits as usize {
+                            // Another thread may have written it.
+                            ask(s, run.state(plan, token, head, split + 1), n * padded);
+                        }
+                        s.enter(MergeRows::new(total, state, n, padded));
                     }
-                    let out = p.out.row_ptr(plan.row as usize + token).add(head * p.dims.value_dim);
-                    finish_row(s, total, p.dims.value_dim, out);
+                    for i in 0..n {
+                        let out = p.out.row_ptr(plan.row as usize + token).add((head + i) * p.dims.value_dim);
+                        finish_row(s, total.row(i, padded), p.dims.value_dim, out);
+                    }
                 }
-                item += 1;
+                item += n;
             }
             first += count;
         }
+    }
+}
+
+/// Asks for some rows' state of `values` values.
+#[inline(always)]
+fn ask<S: Simd>(s: S, state: State, values: usize) {
+    s.prefetch(state.max.cast_const().cast());
+    s.prefetch(state.sum.cast_const().cast());
+    for value in (0..values).step_by(LANES) {
+        s.prefetch(state.out.wrapping_add(value).cast_const().cast());
     }
 }

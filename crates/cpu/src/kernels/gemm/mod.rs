@@ -36,7 +36,7 @@ mod form;
 mod layout;
 mod panel;
 mod scalar;
-mod shares;
+pub(super) mod shares;
 #[cfg(target_arch = "x86_64")]
 mod sources;
 #[cfg(target_arch = "x86_64")]

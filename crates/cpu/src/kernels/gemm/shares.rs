@@ -9,21 +9,21 @@ const MAX_SHARES: usize = 16;
 #[repr(align(64))]
 struct Cursor(AtomicUsize);
 
-pub(super) struct Shares {
+pub(in crate::kernels) struct Shares {
     cursors: [Cursor; MAX_SHARES],
     count: usize,
     items: usize,
 }
 
 impl Shares {
-    pub(super) fn new(items: usize, threads: usize) -> Self {
+    pub(in crate::kernels) fn new(items: usize, threads: usize) -> Self {
         let count = threads.clamp(1, MAX_SHARES);
         let cursors = std::array::from_fn(|i| Cursor(AtomicUsize::new(if i < count { i * items / count } else { 0 })));
         Self { cursors, count, items }
     }
 
     /// The next item for a thread; each is given out once.
-    pub(super) fn next(&self, thread: usize) -> Option<usize> {
+    pub(in crate::kernels) fn next(&self, thread: usize) -> Option<usize> {
         (0..self.count).find_map(|i| {
             let share = (thread + i) % self.count;
             let end = (share + 1) * self.items / self.count;

@@ -37,10 +37,18 @@ impl Source for Expanded<'_> {
     }
 
     #[inline(always)]
-    unsafe fn attend<S: Simd>(&self, s: S, p: &Problem<'_>, task: &Task<'_>, split: usize, scratch: &Scratch) {
+    unsafe fn attend<S: Simd>(
+        &self,
+        s: S,
+        p: &Problem<'_>,
+        task: &Task<'_>,
+        split: usize,
+        until: usize,
+        scratch: &Scratch,
+    ) {
         let source = Heads { args: self.args, kv_b: self.kv_b, problem: p, task };
         // SAFETY: the caller's promise.
-        s.enter(unsafe { AttendSplit::new(&task.queries, source, &p.dims, split, scratch) });
+        s.enter(unsafe { AttendSplit::new(&task.queries, source, &p.dims, split, until, scratch) });
     }
 }
 
@@ -53,17 +61,19 @@ struct Heads<'a> {
 }
 
 impl KeyValues for Heads<'_> {
+    type Keys = Strided<F32>;
     type Values = Strided<F32>;
+    const SEPARATE: bool = false;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
+    unsafe fn load_keys<S: Simd>(
         &self,
         s: S,
         head: usize,
         start: usize,
         places: Range<usize>,
-        memory: TileMemory<'_>,
-    ) -> Self::Values {
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Keys {
         let (args, p) = (self.args, self.problem);
         let padded = args.value_dim.next_multiple_of(LANES);
         let latents = memory.extra;
@@ -71,8 +81,8 @@ impl KeyValues for Heads<'_> {
         let weights = values.wrapping_add(padded * TILE);
         with_storage!(p.cache.dtype, T => {
             let mut rows = [std::ptr::null(); TILE];
-            Paged::<T>::new(&p.cache, self.task.blocks, &p.geometry, 0, 1).addresses(
-                0, start, places.clone(), &mut rows, memory.addresses,
+            Paged::<T>::new(&p.cache, self.task.blocks, &p.geometry, 0).addresses(
+                0, start, places.clone(), &mut rows, &mut memory.addresses.room().values,
             );
             // SAFETY: the caller's promise; rows hold the latent, then the rotary key.
             unsafe {
@@ -97,7 +107,20 @@ impl KeyValues for Heads<'_> {
             s.enter(expand(args.value_dim, weight.wrapping_add(args.nope_dim * row_bytes), values));
         }, ());
         s.enter(TurnValues { values, padded, vectors, out: memory.values });
-        Strided::new(memory.values.cast_const().cast(), padded)
+        Strided::new(memory.keys.cast_const().cast(), TILE)
+    }
+
+    /// They were made along with the keys.
+    #[inline(always)]
+    unsafe fn load_values<S: Simd>(
+        &self,
+        _: S,
+        _: usize,
+        _: usize,
+        _: Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> Self::Values {
+        Strided::new(memory.values.cast_const().cast(), self.args.value_dim.next_multiple_of(LANES))
     }
 }
 

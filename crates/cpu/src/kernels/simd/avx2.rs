@@ -81,6 +81,32 @@ unsafe fn transpose8(r: [__m256; 8]) -> [__m256; 8] {
     }
 }
 
+/// Two transpositions of 8 x 8 two-byte values, one a 128-bit lane.
+#[inline(always)]
+unsafe fn turn_eight(r: [__m256i; 8]) -> [__m256i; 8] {
+    // SAFETY: called with a token.
+    unsafe {
+        let mut t = r;
+        for i in 0..4 {
+            t[2 * i] = _mm256_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm256_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+        }
+        let mut u = t;
+        for i in 0..2 {
+            for j in 0..2 {
+                u[4 * i + 2 * j] = _mm256_unpacklo_epi32(t[4 * i + j], t[4 * i + j + 2]);
+                u[4 * i + 2 * j + 1] = _mm256_unpackhi_epi32(t[4 * i + j], t[4 * i + j + 2]);
+            }
+        }
+        let mut v = u;
+        for j in 0..4 {
+            v[2 * j] = _mm256_unpacklo_epi64(u[j], u[j + 4]);
+            v[2 * j + 1] = _mm256_unpackhi_epi64(u[j], u[j + 4]);
+        }
+        v
+    }
+}
+
 /// 2^n for whole n in the normal range.
 #[inline(always)]
 unsafe fn power(n: __m256i) -> __m256 {
@@ -242,6 +268,24 @@ impl Simd for Avx2 {
                 out[i + 8] = Pair(b[i], d[i]);
             }
             out
+        }
+    }
+    #[inline(always)]
+    unsafe fn turn_halves(self, rows: *const *const u8, offset: usize, turned: *mut u16, stride: usize) {
+        for half in 0..2 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let load = |i: usize| _mm256_loadu_si256((*rows.add(i)).add(offset + half * 32).cast());
+                let a = turn_eight([load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)]);
+                let b = turn_eight([load(8), load(9), load(10), load(11), load(12), load(13), load(14), load(15)]);
+                let columns = turned.add(half * 16 * stride);
+                for j in 0..8 {
+                    let low = _mm256_permute2x128_si256::<0x20>(a[j], b[j]);
+                    let high = _mm256_permute2x128_si256::<0x31>(a[j], b[j]);
+                    _mm256_storeu_si256(columns.add(j * stride).cast(), low);
+                    _mm256_storeu_si256(columns.add((j + 8) * stride).cast(), high);
+                }
+            }
         }
     }
 }

@@ -61,6 +61,32 @@ const fn mask(n: usize) -> u16 {
     if n >= LANES { u16::MAX } else { (1 << n) - 1 }
 }
 
+/// Four transpositions of 8 x 8 two-byte values, one a 128-bit lane.
+#[inline(always)]
+unsafe fn turn_eight(r: [__m512i; 8]) -> [__m512i; 8] {
+    // SAFETY: called with a token.
+    unsafe {
+        let mut t = r;
+        for i in 0..4 {
+            t[2 * i] = _mm512_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+        }
+        let mut u = t;
+        for i in 0..2 {
+            for j in 0..2 {
+                u[4 * i + 2 * j] = _mm512_unpacklo_epi32(t[4 * i + j], t[4 * i + j + 2]);
+                u[4 * i + 2 * j + 1] = _mm512_unpackhi_epi32(t[4 * i + j], t[4 * i + j + 2]);
+            }
+        }
+        let mut v = u;
+        for j in 0..4 {
+            v[2 * j] = _mm512_unpacklo_epi64(u[j], u[j + 4]);
+            v[2 * j + 1] = _mm512_unpackhi_epi64(u[j], u[j + 4]);
+        }
+        v
+    }
+}
+
 impl Simd for Avx512 {
     type V = Register;
     const TILE_ROWS: usize = 6;
@@ -238,6 +264,26 @@ impl Simd for Avx512 {
                 w[i + 8].0 = _mm512_shuffle_f32x4::<0xdd>(v[i].0, v[i + 8].0);
             }
             w
+        }
+    }
+    #[inline(always)]
+    unsafe fn turn_halves(self, rows: *const *const u8, offset: usize, turned: *mut u16, stride: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let load = |i: usize| _mm512_loadu_si512((*rows.add(i)).add(offset).cast());
+            let a = turn_eight([load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)]);
+            let b = turn_eight([load(8), load(9), load(10), load(11), load(12), load(13), load(14), load(15)]);
+            // Lane l of a[j] and b[j] is column 8 l + j of either half of the rows.
+            let (first, second) =
+                (_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));
+            for j in 0..8 {
+                for (pair, order) in [first, second].into_iter().enumerate() {
+                    let columns = _mm512_permutex2var_epi64(a[j], order, b[j]);
+                    let at = turned.add((pair * 16 + j) * stride);
+                    _mm256_storeu_si256(at.cast(), _mm512_castsi512_si256(columns));
+                    _mm256_storeu_si256(at.add(8 * stride).cast(), _mm512_extracti64x4_epi64::<1>(columns));
+                }
+            }
         }
     }
 }

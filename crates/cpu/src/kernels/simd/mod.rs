@@ -54,7 +54,7 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `p` is valid for 16 writes.
     unsafe fn store(self, p: *mut f32, x: Self::V);
-    /// `n < 16` values at `p`, `fill` in the other lanes.
+    /// `n <= 16` values at `p`, `fill` in the other lanes.
     ///
     /// # Safety
     /// `p` is valid for `n` reads.
@@ -65,7 +65,7 @@ pub trait Simd: Copy + Send + Sync {
         unsafe { std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n.min(LANES)) };
         self.of(lanes)
     }
-    /// Writes the first `n < 16` lanes at `p`.
+    /// Writes the first `n <= 16` lanes at `p`.
     ///
     /// # Safety
     /// `p` is valid for `n` writes.
@@ -123,7 +123,16 @@ pub trait Simd: Copy + Send + Sync {
     fn enter<K: Kernel>(self, kernel: K) -> K::Output;
     /// Rows to columns.
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES];
+    /// Sixteen rows of [`HALVES`] two-byte values to columns: value d of row i goes to `turned[d * stride + i]`. Row i is
+    /// `offset` bytes after `rows[i]`.
+    ///
+    /// # Safety
+    /// There are sixteen addresses, from each of which the values are readable; each column is writable.
+    unsafe fn turn_halves(self, rows: *const *const u8, offset: usize, turned: *mut u16, stride: usize);
 }
+
+/// Values of a row that [`Simd::turn_halves`] turns: a cache line of them.
+pub const HALVES: usize = 32;
 
 /// A kernel body, to be compiled for an instruction set.
 pub trait Kernel {
@@ -220,6 +229,36 @@ mod tests {
         let expected = dispatch(Isa::Scalar, Everything);
         for isa in Isa::available() {
             assert!(dispatch(isa, Everything) == expected, "{}", isa.name());
+        }
+    }
+
+    /// Sixteen rows of two-byte values, turned.
+    struct TurnHalves<'a>(&'a [[u16; HALVES + 3]; LANES]);
+
+    impl Kernel for TurnHalves<'_> {
+        type Output = Vec<u16>;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<u16> {
+            let rows: Vec<*const u8> = self.0.iter().map(|row| row.as_ptr().cast()).collect();
+            let mut turned = vec![0; HALVES * 20];
+            // SAFETY: rows are three values longer than what is turned, columns four.
+            unsafe { s.turn_halves(rows.as_ptr(), 6, turned.as_mut_ptr(), 20) };
+            turned
+        }
+    }
+
+    #[test]
+    fn halves_are_turned() {
+        let rows: [[u16; HALVES + 3]; LANES] = std::array::from_fn(|i| std::array::from_fn(|d| (i * 100 + d) as u16));
+        for isa in Isa::available() {
+            let turned = dispatch(isa, TurnHalves(&rows));
+            for (d, column) in turned.chunks(20).enumerate() {
+                for (i, &x) in column.iter().enumerate() {
+                    let expected = rows.get(i).map_or(0, |row| row[d + 3]);
+                    assert_eq!(x, expected, "{} {d} {i}", isa.name());
+                }
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Lanes in an array: portable, and the definition of what the vector types compute.
 
-use super::{Kernel, LANES, Simd};
+use super::{HALVES, Kernel, LANES, Simd};
 use crate::kernels::math::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 /// Needs nothing.
@@ -125,5 +125,17 @@ impl Simd for Scalar {
     #[inline(always)]
     fn transpose(self, rows: [V; LANES]) -> [V; LANES] {
         std::array::from_fn(|i| std::array::from_fn(|j| rows[j][i]))
+    }
+    #[inline(always)]
+    unsafe fn turn_halves(self, rows: *const *const u8, offset: usize, turned: *mut u16, stride: usize) {
+        for i in 0..LANES {
+            for d in 0..HALVES {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let x = (*rows.add(i)).add(offset + d * 2).cast::<u16>().read_unaligned();
+                    turned.add(d * stride + i).write_unaligned(x);
+                }
+            }
+        }
     }
 }
