@@ -23,8 +23,9 @@ Examples:
   qwen-bench throughput --model M.gguf --prompt 0 --batch 16 --breakdown
   qwen-bench throughput --model M.gguf --generate 0 --prompt 2048 --precision fast --json
 
-Tokens are chosen by chance: a bench reads no text and samples nothing. Rates are tokens per second of
-all sequences together. The limits of the machine are measured in the same process, before and after.";
+Tokens are chosen by chance: a bench reads no text and samples nothing. Rates are tokens per
+second of all sequences together. The limits of the machine are measured in the same process,
+before and after.";
 
 /// Measure prompt and generation rates
 #[derive(Debug, Args)]
