@@ -8,5 +8,6 @@ mod generate;
 mod hostile;
 mod logits;
 mod messages;
+mod synth;
 mod throughput;
 mod tokenize;
