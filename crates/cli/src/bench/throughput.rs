@@ -191,7 +191,7 @@ impl Throughput {
             max_seq_len: None,
             prefill_chunk_size: self.prefill_chunk_size,
         };
-        let options: LoadOptions = workload.load_options(model::options(&runtime, &Wish::default()));
+        let options: LoadOptions = workload.load_options(&model::options(&runtime, &Wish::default()));
         let progress = Progress::steps("loading");
         let mut show = |stage| match stage {
             LoadStage::Opening => {}
