@@ -80,6 +80,12 @@ class Runner:
         part = report["prefill" if case.get("prompt") else "decode"]
         return part["tokens_per_second"]["samples"], report
 
+    def start(self, side, file):
+        """Seconds from the start of a process to its first token. Timed in a process of its own, so that waiting for `wrap`
+        is not timed."""
+        rest = [self.peers, self.own, self.threads, self.precision]
+        return float(self.run([sys.executable, Path(__file__).resolve(), side, file, *rest])[0])
+
     def start_ours(self, file):
         """Seconds from the start of the process to the first token, as a wall clock outside sees it."""
         command = [
@@ -137,3 +143,12 @@ class Runner:
 
 def tell(text):
     print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    side, file, peers, own, threads, precision = sys.argv[1:]
+    runner = Runner(Path(peers), Path(own), int(threads), precision, "")
+    try:
+        print({"peer": runner.start_peer, "ours": runner.start_ours}[side](file))
+    except Failed as failed:
+        sys.exit(str(failed))

@@ -80,7 +80,7 @@ def markdown(report):
             f"({ratios['min']:.2f} to {ratios['max']:.2f}) | {factor(row['must'])} | {factor(row['aim'])} | "
             f"{row['reached']} | {'–' if share is None else f'{100 * share:.0f}%'} |"
         )
-    lines += ["", "| file | peak memory, peer | ours |", "|---|---|---|"]
+    lines += ["", "| case | peak memory, peer | ours |", "|---|---|---|"]
     mib = lambda n: "–" if n is None else f"{n / 2**20:,.0f} MiB"
     for row in report["cases"]:
         lines.append(f"| {row['title']} | {mib(row['peer_peak_rss_bytes'])} | {mib(row['ours_peak_rss_bytes'])} |")

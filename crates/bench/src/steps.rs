@@ -9,6 +9,9 @@ use serde::Serialize;
 
 use crate::{Breakdown, Limits, Spread};
 
+/// What is too long where a model was made for less.
+pub const LENGTH: &str = "prompt, or depth + generate + 1";
+
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Workload {
@@ -114,7 +117,7 @@ impl<'a> Bench<'a> {
         let (longest, limit) = (workload.longest(), loaded.model.options().max_seq_len);
         if longest > u64::from(limit) {
             return Err(EngineError::Parameter {
-                name: "prompt, or depth + generate + 1",
+                name: LENGTH,
                 expected: format!("at most {limit} tokens, what the model was made for"),
                 found: longest.to_string(),
             });

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::Instant;
 
 use clap::Args;
-use qwen_bench::{Bench, Breakdown, Limits, Line, Measured, Workload};
-use qwen_engine::{LoadOptions, LoadStage, LoadedModel};
+use qwen_bench::{Bench, Breakdown, LENGTH, Limits, Line, Measured, Workload};
+use qwen_engine::{EngineError, LoadOptions, LoadStage, LoadedModel};
 use qwen_hal::Device;
 use serde::Serialize;
 
@@ -197,7 +197,13 @@ impl Throughput {
             LoadStage::Opening => {}
             LoadStage::Weights { done, total } => progress.set(done as u64, total as u64),
         };
-        Ok(LoadedModel::load(path, device, &options, &mut show)?)
+        LoadedModel::load(path, device, &options, &mut show).map_err(|error| match error {
+            // The bench has no such option: the length follows from others.
+            EngineError::Parameter { name: "max-seq-len", expected, found } => {
+                EngineError::Parameter { name: LENGTH, expected, found }.into()
+            }
+            other => other.into(),
+        })
     }
 }
 
