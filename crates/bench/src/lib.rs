@@ -16,4 +16,4 @@ mod steps;
 pub use breakdown::{Breakdown, Line};
 pub use limits::Limits;
 pub use spread::Spread;
-pub use steps::{Bench, Measured, Workload};
+pub use steps::{Bench, LENGTH, Measured, Workload};

@@ -9,6 +9,9 @@ use serde::Serialize;
 
 use crate::{Breakdown, Limits, Spread};
 
+/// What is too long where a model was made for less.
+pub const LENGTH: &str = "prompt, or depth + generate + 1";
+
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Workload {
@@ -36,14 +39,14 @@ impl Workload {
     /// The options of a load that this needs, given what does not depend on it. A context that the default holds stays at the
     /// default, for the size of a step follows from it.
     #[must_use]
-    pub fn load_options(&self, options: LoadOptions) -> LoadOptions {
+    pub fn load_options(&self, options: &LoadOptions) -> LoadOptions {
         let longest = self.longest();
         let longer = (longest > u64::from(DEFAULT_SEQ_LEN)).then(|| u32::try_from(longest).unwrap_or(u32::MAX));
         LoadOptions {
             max_seq_len: longer,
             max_sequences: self.batch,
             max_cached_tokens: Some(longest * u64::from(self.batch)),
-            ..options
+            ..options.clone()
         }
     }
 }
@@ -114,7 +117,7 @@ impl<'a> Bench<'a> {
         let (longest, limit) = (workload.longest(), loaded.model.options().max_seq_len);
         if longest > u64::from(limit) {
             return Err(EngineError::Parameter {
-                name: "prompt, or depth + generate + 1",
+                name: LENGTH,
                 expected: format!("at most {limit} tokens, what the model was made for"),
                 found: longest.to_string(),
             });
@@ -314,10 +317,10 @@ mod tests {
     fn the_cache_holds_what_is_measured() {
         assert_eq!(WORKLOAD.longest(), 1129);
         assert_eq!(Workload { generate: 0, ..WORKLOAD }.longest(), 512);
-        let options = WORKLOAD.load_options(LoadOptions::default());
+        let options = WORKLOAD.load_options(&LoadOptions::default());
         assert_eq!(options.max_seq_len, None);
         let deep = Workload { depth: 8000, ..WORKLOAD };
-        assert_eq!(deep.load_options(LoadOptions::default()).max_seq_len, Some(8129));
+        assert_eq!(deep.load_options(&LoadOptions::default()).max_seq_len, Some(8129));
         assert_eq!((options.max_sequences, options.max_cached_tokens), (4, Some(4516)));
     }
 }

@@ -1,4 +1,4 @@
-//! Model families as data, tokenizers, chat templates and model sources.
+//! Model families as data, tokenizers, chat templates, model sources, and checkpoints by chance.
 
 #![forbid(unsafe_code)]
 
@@ -6,4 +6,5 @@ pub mod chat_template;
 pub mod family;
 pub mod files;
 pub mod hub;
+pub mod synth;
 pub mod tokenizer;

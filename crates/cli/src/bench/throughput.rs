@@ -1,11 +1,12 @@
 //! `qwen-bench throughput`: how many tokens a second a model computes, and how many the machine would allow.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use qwen_bench::{Bench, Breakdown, Limits, Line, Measured, Workload};
-use qwen_engine::{LoadOptions, LoadStage, LoadedModel};
+use qwen_bench::{Bench, Breakdown, LENGTH, Limits, Line, Measured, Workload};
+use qwen_engine::{EngineError, LoadOptions, LoadStage, LoadedModel};
 use qwen_hal::Device;
 use serde::Serialize;
 
@@ -15,6 +16,7 @@ use crate::console::{DIM, NAME, Progress, bytes, print_json, printable, stdout};
 use crate::error::CliError;
 use crate::memory::{peak_resident_bytes, reset_peak};
 use crate::model::{self, Wish};
+use crate::plugins::{self, DeviceName};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,8 +25,9 @@ Examples:
   qwen-bench throughput --model M.gguf --prompt 0 --batch 16 --breakdown
   qwen-bench throughput --model M.gguf --generate 0 --prompt 2048 --precision fast --json
 
-Tokens are chosen by chance: a bench reads no text and samples nothing. Rates are tokens per second of
-all sequences together. The limits of the machine are measured in the same process, before and after.";
+Tokens are chosen by chance: a bench reads no text and samples nothing. Rates are tokens per
+second of all sequences together. The limits of the machine are measured in the same process,
+before and after.";
 
 /// Measure prompt and generation rates
 #[derive(Debug, Args)]
@@ -47,6 +50,12 @@ pub struct Throughput {
     /// Timed repetitions, after one that is not timed
     #[arg(long, short, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
+    /// Device to compute on, as `qwen devices` lists them: the CPU, or a plugin's
+    #[arg(long, value_name = "NAME[:N]", default_value = "cpu")]
+    device: DeviceName,
+    /// A plugin's library, beside those of the usual places (may be repeated)
+    #[arg(long = "plugin", value_name = "FILE")]
+    plugins: Vec<PathBuf>,
     /// Threads to compute with [default: all that the process may use, or QWEN_THREADS]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
@@ -135,7 +144,7 @@ impl Throughput {
             return Err(CliError::input("--prompt and --generate", "something to measure", "0 of both", help));
         }
         let path = model::resolve(&self.model.model)?;
-        let device = model::cpu(self.threads)?;
+        let device = plugins::open(&self.device, &self.plugins, self.threads)?;
         let threads = self.threads.map_or_else(qwen_hal::available_threads, |n| n as usize);
         // The probe's memory must not count as the model's.
         let mut probes: Vec<Limits> = Vec::new();
@@ -184,19 +193,27 @@ impl Throughput {
 
     fn load(&self, path: &std::path::Path, device: Device, workload: &Workload) -> Result<LoadedModel, CliError> {
         let runtime = RuntimeArguments {
+            device: self.device.clone(),
+            plugins: self.plugins.clone(),
             threads: self.threads,
             precision: self.precision,
             kv_cache_dtype: self.kv_cache_dtype,
             max_seq_len: None,
             prefill_chunk_size: self.prefill_chunk_size,
         };
-        let options: LoadOptions = workload.load_options(model::options(&runtime, &Wish::default()));
+        let options: LoadOptions = workload.load_options(&model::options(&runtime, &Wish::default()));
         let progress = Progress::steps("loading");
         let mut show = |stage| match stage {
             LoadStage::Opening => {}
             LoadStage::Weights { done, total } => progress.set(done as u64, total as u64),
         };
-        Ok(LoadedModel::load(path, device, &options, &mut show)?)
+        LoadedModel::load(path, device, &options, &mut show).map_err(|error| match error {
+            // The bench has no such option: the length follows from others.
+            EngineError::Parameter { name: "max-seq-len", expected, found } => {
+                EngineError::Parameter { name: LENGTH, expected, found }.into()
+            }
+            other => other.into(),
+        })
     }
 }
 

@@ -5,4 +5,5 @@ pub mod devices;
 pub mod generate;
 pub mod inspect;
 pub mod models;
+pub mod synth;
 pub mod tokenize;

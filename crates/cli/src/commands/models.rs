@@ -8,6 +8,7 @@ use qwen_models::hub::{self, Builtin};
 use serde::Serialize;
 
 use super::inspect::Inspect;
+use super::synth::Synth;
 use crate::console::{DIM, NAME, bytes, print_json, printable, stdout};
 use crate::error::CliError;
 use crate::model;
@@ -32,7 +33,7 @@ QWEN_HUB=modelscope changes the default hub. QWEN_HUB_ENDPOINT or HF_ENDPOINT is
 Hugging Face, MODELSCOPE_ENDPOINT that of ModelScope; HF_TOKEN gives access to closed
 repositories. An interrupted download goes on where it stopped.";
 
-/// List, fetch or inspect models
+/// List, fetch, inspect or make up models
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Models {
@@ -45,6 +46,7 @@ enum Command {
     List(List),
     Fetch(Fetch),
     Inspect(Inspect),
+    Synth(Synth),
 }
 
 impl Models {
@@ -57,6 +59,7 @@ impl Models {
             Command::List(command) => command.run(),
             Command::Fetch(command) => command.run(),
             Command::Inspect(command) => command.run(),
+            Command::Synth(command) => command.run(),
         }
     }
 }

@@ -9,5 +9,6 @@ mod hostile;
 mod logits;
 mod messages;
 mod plugins;
+mod synth;
 mod throughput;
 mod tokenize;

@@ -9,7 +9,7 @@ fn help_of_every_command() {
         insta::assert_snapshot!(format!("help_qwen_{command}"), transcript(qwen().args([command, "--help"])));
     }
     insta::assert_snapshot!("help_qwen_eval", transcript(qwen_eval().arg("--help")));
-    for command in ["list", "fetch", "inspect"] {
+    for command in ["list", "fetch", "inspect", "synth"] {
         let help = transcript(qwen().args(["models", command, "--help"]));
         insta::assert_snapshot!(format!("help_qwen_models_{command}"), help);
     }
@@ -33,6 +33,15 @@ fn benches_that_cannot_be() {
     insta::assert_snapshot!("bench_batch", bench(&["--batch", "0"]));
     insta::assert_snapshot!("bench_depth", bench(&["--prompt", "0", "--generate", "4", "--depth", "300"]));
     insta::assert_snapshot!("bench_long", bench(&["--prompt", "100000", "--generate", "0"]));
+}
+
+#[test]
+fn made_up_models_that_cannot_be() {
+    let synth = |arguments: &[&str]| transcript(qwen().args(["models", "synth"]).args(arguments));
+    let arch = "deepseek-r1-distill-qwen-1.5b";
+    insta::assert_snapshot!("synth_layers", synth(&["--arch", arch, "--layers", "29", "--output", "x.gguf"]));
+    insta::assert_snapshot!("synth_output", synth(&["--arch", arch, "--output", "absent/x.gguf"]));
+    insta::assert_snapshot!("synth_quant", synth(&["--arch", arch, "--quant", "Q4_0", "--output", "x.gguf"]));
 }
 
 #[test]

@@ -7,12 +7,14 @@
 mod metadata;
 mod split;
 mod value;
+mod writer;
 
 use std::path::Path;
 
 pub use metadata::{FromValue, GgufMetadata};
 pub(crate) use split::open_shards;
 pub use value::{Array, StringArray, Value};
+pub use writer::{GgufWriter, TensorPlan};
 
 use crate::error::{plain, quote};
 use crate::reader::Reader;

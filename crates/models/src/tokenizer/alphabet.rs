@@ -61,7 +61,7 @@ fn is_printable(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF)
 }
 
-fn char_of_byte(byte: u8) -> char {
+pub(crate) fn char_of_byte(byte: u8) -> char {
     if is_printable(byte) {
         return char::from(byte);
     }

@@ -39,6 +39,7 @@ pub use gguf::GgufVocabulary;
 pub use stream::{StreamDecoder, StreamOptions};
 
 use alphabet::Alphabet;
+pub(crate) use alphabet::char_of_byte;
 use vocabulary::{AddedIds, Kind, Vocabulary};
 
 /// How to read a text.
