@@ -182,6 +182,7 @@ impl Job<'_> {
             debug_assert!((i * CHUNK + groups) * GROUP <= k);
             let wide = &mut wide[..groups];
             products.unpack(packed, wide);
+            products.ask_for(packed.as_ptr().wrapping_add(packed.len()), chunk_bytes);
             let mut row = 0;
             while row < self.block.rows {
                 let width = tile_width(self.block.rows - row);
@@ -237,6 +238,21 @@ impl Products {
             }
         }
         self.form.unpack(packed, wide);
+    }
+
+    /// Asks for the bytes that will be unpacked next, so that they come while this stretch is multiplied. Behind the last of a
+    /// panel is the next panel; behind the last of a weight may be anything, which does no harm.
+    fn ask_for(&self, next: *const u8, bytes: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if self.isa != Isa::Scalar {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            for at in (0..bytes).step_by(64) {
+                // SAFETY: asking reads nothing, so any address will do.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(at).cast()) };
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (next, bytes);
     }
 
     fn multiply(&mut self, format: Format, width: usize, wide: &[WideGroup], words: &[u32], acc: &mut [f32]) {
