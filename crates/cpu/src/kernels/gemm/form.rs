@@ -124,16 +124,15 @@ impl Form {
         match self.dtype {
             // The file's nibbles are in the order of the plane already: byte i has inputs i and i + 16.
             DType::Q4_0 | DType::Q4_1 | DType::IQ4_NL => {
-                let nibbles = &block[block.len() - 16..];
-                for (vector, run) in packed.chunks_exact_mut(64).zip(nibbles.chunks_exact(4)) {
-                    vector[4 * row..4 * row + 4].copy_from_slice(run);
+                let runs = block[block.len() - 16..].as_chunks::<4>().0;
+                for (vector, run) in packed.as_chunks_mut::<{ 4 * PANEL }>().0.iter_mut().zip(runs) {
+                    vector.as_chunks_mut::<4>().0[row] = *run;
                 }
             }
             DType::Q8_0 => {
-                for (vector, run) in packed.chunks_exact_mut(64).zip(block[2..].chunks_exact(4)) {
-                    for (to, &byte) in vector[4 * row..4 * row + 4].iter_mut().zip(run) {
-                        *to = byte ^ 0x80;
-                    }
+                let runs = block[2..].as_chunks::<4>().0;
+                for (vector, run) in packed.as_chunks_mut::<{ 4 * PANEL }>().0.iter_mut().zip(runs) {
+                    vector.as_chunks_mut::<4>().0[row] = run.map(|byte| byte ^ 0x80);
                 }
             }
             _ => self.pack_planes(block, row, packed),
@@ -147,22 +146,28 @@ impl Form {
         let codes = &mut codes[..self.block_len()];
         let split = blocks::decode_groups(self.dtype, block, codes, &mut scales[..count], &mut mins[..count]);
         debug_assert!(split.is_ok(), "{:?}", self.dtype);
-        for (codes, packed) in codes.chunks_exact(GROUP).zip(packed.chunks_exact_mut(self.group_bytes())) {
-            for (input, &code) in codes.iter().enumerate() {
-                let stored = match self.dtype {
-                    DType::IQ4_XS => LEVELS.iter().position(|&level| level == code).unwrap_or(0) as u8,
-                    _ if self.has_min => code.cast_unsigned(),
-                    _ => code.wrapping_add(self.centre).cast_unsigned(),
-                };
-                let (run, lane) = (input / 4, 4 * row + input % 4);
-                let mut rest = &mut packed[..];
-                for (shift, width) in planes(self.bits) {
-                    let (plane, after) = rest.split_at_mut(64 * width);
-                    let (vector, at) = place(width, run);
-                    plane[64 * vector + lane] |= (stored >> shift & mask(width)) << at;
-                    rest = after;
-                }
+        for (codes, packed) in codes.as_chunks::<GROUP>().0.iter().zip(packed.chunks_exact_mut(self.group_bytes())) {
+            let stored = codes.map(|code| match self.dtype {
+                DType::IQ4_XS => LEVELS.iter().position(|&level| level == code).unwrap_or(0) as u8,
+                _ if self.has_min => code.cast_unsigned(),
+                _ => code.wrapping_add(self.centre).cast_unsigned(),
+            });
+            self.pack_group(&stored, row, packed.as_chunks_mut().0);
+        }
+    }
+
+    /// The stored codes of a row's group, a run of four at a time.
+    fn pack_group(&self, stored: &[u8; GROUP], row: usize, vectors: &mut [[u8; 4 * PANEL]]) {
+        let mut first = 0;
+        for (shift, width) in planes(self.bits) {
+            let mask = u32::from(mask(width)) * 0x0101_0101;
+            for (run, codes) in stored.as_chunks::<4>().0.iter().enumerate() {
+                let (vector, at) = place(width, run);
+                let bits = (u32::from_le_bytes(*codes) >> shift & mask) << at;
+                let to = &mut vectors[first + vector].as_chunks_mut::<4>().0[row];
+                *to = (u32::from_le_bytes(*to) | bits).to_le_bytes();
             }
+            first += width;
         }
     }
 
