@@ -1,8 +1,9 @@
 //! Sixteen f32 lanes, with the same bits on every instruction set.
 //!
-//! A kernel is written once, generic over [`Simd`], and compiled three times by [`dispatch`]: with arrays
-//! ([`Scalar`], the twin that the others are compared with), with pairs of AVX2 registers and with AVX-512 registers.
-//! Invariant: each method gives identical bits in all three (NaN payloads aside), so a kernel's result does not depend on
+//! A kernel is written once, generic over [`Simd`], and compiled several times by [`dispatch`]: with arrays
+//! ([`Scalar`], the twin that the others are compared with) and with pairs of AVX2 registers and AVX-512 registers, or, on
+//! aarch64, with fours of NEON registers.
+//! Invariant: each method gives identical bits in all of them (NaN payloads aside), so a kernel's result does not depend on
 //! the instruction set. A token of a vector type exists only where the processor has the instructions, which makes the
 //! arithmetic safe to call; only access through pointers is not.
 //!
@@ -14,6 +15,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 pub mod storage;
 
@@ -21,6 +24,8 @@ pub mod storage;
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 pub use scalar::Scalar;
 
 use crate::isa::Isa;
@@ -145,6 +150,10 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             // SAFETY: the instructions are there.
             return unsafe { avx2::run(kernel) };
         }
+    }
+    #[cfg(target_arch = "aarch64")]
+    if isa == Isa::Neon {
+        return neon::run(kernel);
     }
     let _ = isa;
     scalar::run(kernel)
