@@ -253,6 +253,43 @@ mod tests {
         }
     }
 
+    /// Rounding of bit patterns of all exponents, NaN with and without payload among them.
+    struct Narrowed;
+
+    impl Kernel for Narrowed {
+        type Output = Vec<u16>;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<u16> {
+            let patterns: Vec<u32> = (0..=u32::MAX)
+                .step_by(65_521)
+                .chain(std::iter::repeat_n([0x7f80_0001, 0xff80_0001, 0x7fff_ffff, 0xffc0_2000], 4).flatten())
+                .collect();
+            let mut bits = Vec::new();
+            for chunk in patterns.as_chunks::<LANES>().0 {
+                let (mut half, mut brain) = ([0u16; LANES], [0u16; LANES]);
+                // SAFETY: arrays of 16.
+                unsafe {
+                    // Read as memory: the value of a signalling NaN may not pass through arithmetic.
+                    let x = s.load(chunk.as_ptr().cast());
+                    s.store_f16(half.as_mut_ptr(), x);
+                    s.store_bf16(brain.as_mut_ptr(), x);
+                }
+                bits.extend(half);
+                bits.extend(brain);
+            }
+            bits
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_rounds_to_sixteen_bits_alike() {
+        let expected = dispatch(Isa::Scalar, Narrowed);
+        for isa in Isa::available() {
+            assert!(dispatch(isa, Narrowed) == expected, "{}", isa.name());
+        }
+    }
+
     #[test]
     fn every_sixteen_bit_float_converts_alike() {
         let expected = dispatch(Isa::Scalar, AllHalves);
