@@ -1,4 +1,4 @@
-//! Which instructions may be used. Probed once; `QWEN_CPU_ISA=scalar|avx2|avx512|amx` lowers it, never raises it.
+//! Which instructions may be used. Probed once; `QWEN_CPU_ISA=scalar|neon|avx2|avx512|amx` lowers it, never raises it.
 
 use std::sync::OnceLock;
 
@@ -7,6 +7,9 @@ use std::sync::OnceLock;
 pub enum Isa {
     /// Portable Rust.
     Scalar,
+    /// NEON, on aarch64 alone; dot products and matrix products of int8 where [`has_neon_dot`] and [`has_neon_i8mm`] say so.
+    /// UNTESTED on hardware.
+    Neon,
     /// AVX2, FMA, F16C.
     Avx2,
     /// AVX-512 F, BW, VL, DQ, VNNI (and BF16 where [`has_avx512_bf16`] says so).
@@ -23,7 +26,7 @@ impl Isa {
         static CURRENT: OnceLock<Isa> = OnceLock::new();
         *CURRENT.get_or_init(|| {
             let limit = Self::limit().unwrap_or(Self::Amx);
-            Self::detect().min(limit)
+            limit.supported()
         })
     }
 
@@ -39,6 +42,7 @@ impl Isa {
     fn named(text: &str) -> Result<Self, String> {
         match text {
             "scalar" => Ok(Self::Scalar),
+            "neon" => Ok(Self::Neon),
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
             "amx" | "" => Ok(Self::Amx),
@@ -49,13 +53,17 @@ impl Isa {
     /// Every set that this processor has, for tests.
     #[must_use]
     pub fn available() -> Vec<Self> {
-        [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx].into_iter().filter(|isa| *isa <= Self::detect()).collect()
+        let all = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512, Self::Amx];
+        all.into_iter().filter(|isa| isa.supported() == *isa).collect()
     }
 
     /// The set itself, or the highest one that this processor has, if that is lower.
     #[must_use]
     pub fn supported(self) -> Self {
-        self.min(Self::detect())
+        match self.min(Self::detect()) {
+            Self::Neon if !cfg!(target_arch = "aarch64") => Self::Scalar,
+            isa => isa,
+        }
     }
 
     /// Name as in `QWEN_CPU_ISA`.
@@ -63,6 +71,7 @@ impl Isa {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Amx => "amx",
@@ -90,8 +99,13 @@ impl Isa {
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
-    fn detect() -> Self {
+    #[cfg(target_arch = "aarch64")]
+    const fn detect() -> Self {
+        Self::Neon
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    const fn detect() -> Self {
         Self::Scalar
     }
 }
@@ -104,6 +118,32 @@ pub fn has_avx512_bf16() -> bool {
         Isa::current() >= Isa::Avx512 && is_x86_feature_detected!("avx512bf16")
     }
     #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// Whether the processor is a 64-bit Arm with dot products of int8, whatever the environment allows.
+#[must_use]
+pub fn has_neon_dot() -> bool {
+    #[cfg(target_arch = "aarch64")]
+    {
+        std::arch::is_aarch64_feature_detected!("dotprod")
+    }
+    #[cfg(not(target_arch = "aarch64"))]
+    {
+        false
+    }
+}
+
+/// Whether it has dot products and matrix products of int8.
+#[must_use]
+pub fn has_neon_i8mm() -> bool {
+    #[cfg(target_arch = "aarch64")]
+    {
+        has_neon_dot() && std::arch::is_aarch64_feature_detected!("i8mm")
+    }
+    #[cfg(not(target_arch = "aarch64"))]
     {
         false
     }
@@ -150,10 +190,18 @@ mod tests {
 
     #[test]
     fn a_limit_is_named_exactly() {
-        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx] {
+        for isa in [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx] {
             assert_eq!(Isa::named(isa.name()), Ok(isa));
         }
         assert_eq!(Isa::named(""), Ok(Isa::Amx));
         assert_eq!(Isa::named("AVX2"), Err("AVX2".to_owned()));
+    }
+
+    #[test]
+    fn a_set_of_another_architecture_is_never_used() {
+        let best = if cfg!(target_arch = "aarch64") { Isa::Neon } else { Isa::Scalar };
+        assert_eq!(Isa::Neon.supported(), best);
+        assert_eq!(Isa::available().contains(&Isa::Neon), cfg!(target_arch = "aarch64"));
+        assert_eq!(Isa::available().contains(&Isa::Avx2), Isa::Avx2.supported() == Isa::Avx2);
     }
 }

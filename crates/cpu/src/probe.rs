@@ -8,7 +8,12 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use crate::isa::{Isa, has_avx512_bf16};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::isa::Isa;
+#[cfg(any(target_arch = "x86_64", test))]
+use crate::isa::has_avx512_bf16;
+#[cfg(target_arch = "aarch64")]
+use crate::isa::{has_neon_dot, has_neon_i8mm};
 
 /// Kind of multiplication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -140,7 +145,7 @@ fn sum(words: &[u64]) -> u64 {
         Isa::Avx512 => return unsafe { vector::sum_avx512(words) },
         // SAFETY: as above.
         Isa::Avx2 => return unsafe { vector::sum_avx2(words) },
-        Isa::Scalar => {}
+        Isa::Scalar | Isa::Neon => {}
     }
     sum_words(words)
 }
@@ -176,6 +181,17 @@ fn block_of(kind: Multiply) -> Option<Block> {
             return Some(Block { body: vector::f32_avx512, operations: 16 * 32 });
         }
         (Multiply::F32, Isa::Avx2) => return Some(Block { body: vector::f32_avx2, operations: 10 * 16 }),
+        _ => {}
+    }
+    #[cfg(target_arch = "aarch64")]
+    match (kind, Isa::current()) {
+        (Multiply::Int8, Isa::Neon) if has_neon_i8mm() => {
+            return Some(Block { body: vector::int8_matrix, operations: 16 * 64 });
+        }
+        (Multiply::Int8, Isa::Neon) if has_neon_dot() => {
+            return Some(Block { body: vector::int8_dot, operations: 16 * 32 });
+        }
+        (Multiply::F32, Isa::Neon) => return Some(Block { body: vector::f32_neon, operations: 16 * 8 }),
         _ => {}
     }
     match kind {
@@ -334,6 +350,58 @@ mod vector {
         let all = sums.into_iter().fold(_mm256_setzero_ps(), |x, y| _mm256_add_ps(x, y));
         _mm256_cvtss_f32(all).to_bits()
     });
+}
+
+/// UNTESTED on hardware: whether 16 sums keep a processor's pipes full is not known.
+#[cfg(target_arch = "aarch64")]
+mod vector {
+    use std::arch::aarch64::*;
+    use std::arch::asm;
+    use std::hint::black_box;
+
+    /// A loop of one instruction on int8, which has no stable intrinsic.
+    macro_rules! int8 {
+        ($name:ident, $extension:literal, $instruction:literal) => {
+            pub(super) fn $name(turns: u32) -> u32 {
+                // SAFETY: only chosen where the processor has the instruction; registers alone are touched.
+                unsafe {
+                    let (a, b) = (black_box(vdupq_n_s8(3)), black_box(vdupq_n_s8(-5)));
+                    let mut sums = [vdupq_n_s32(0); 16];
+                    for _ in 0..turns {
+                        for sum in &mut sums {
+                            asm!(
+                                concat!(".arch_extension ", $extension),
+                                concat!($instruction, " {sum:v}.4s, {a:v}.16b, {b:v}.16b"),
+                                sum = inlateout(vreg) *sum,
+                                a = in(vreg) a,
+                                b = in(vreg) b,
+                                options(nomem, nostack, preserves_flags)
+                            );
+                        }
+                    }
+                    let all = sums.into_iter().fold(vdupq_n_s32(0), |x, y| veorq_s32(x, y));
+                    vaddvq_s32(all).cast_unsigned()
+                }
+            }
+        };
+    }
+    int8!(int8_dot, "dotprod", "sdot");
+    int8!(int8_matrix, "i8mm", "smmla");
+
+    pub(super) fn f32_neon(turns: u32) -> u32 {
+        // SAFETY: part of the architecture.
+        unsafe {
+            let (a, b) = (black_box(vdupq_n_f32(0.999)), black_box(vdupq_n_f32(1e-3)));
+            let mut sums: [_; 16] = std::array::from_fn(|i| vdupq_n_f32(i as f32));
+            for _ in 0..turns {
+                for sum in &mut sums {
+                    *sum = vfmaq_f32(b, *sum, a);
+                }
+            }
+            let all = sums.into_iter().fold(vdupq_n_f32(0.0), |x, y| vaddq_f32(x, y));
+            vaddvq_f32(all).to_bits()
+        }
+    }
 }
 
 #[cfg(test)]

@@ -63,11 +63,11 @@ pub const QHAL_COMPUTE_I8_G16: u32 = 3;
 pub const QHAL_COMPUTE_I8X2_G32: u32 = 4;
 /// Activations rounded to bfloat16, f32 accumulation.
 pub const QHAL_COMPUTE_BF16: u32 = 5;
-/// By row of activations: as I8X2_G32 if the row's largest magnitude is above [`QHAL_SPIKE_RATIO`] times its root mean square (sums
-/// in f32; near the ratio either form will do), else as I8_G32.
+/// By row of activations: as I8X2_G32 if one value's square is more than [`QHAL_SPIKE_SHARE`] of the sum of the row's squares (in f32;
+/// near the share either form will do), else as I8_G32.
 pub const QHAL_COMPUTE_I8S_G32: u32 = 6;
-/// What makes a value a spike of its row.
-pub const QHAL_SPIKE_RATIO: f32 = 12.0;
+/// Share of a row's energy that makes a value a spike.
+pub const QHAL_SPIKE_SHARE: f32 = 0.125;
 
 /// Copy rows of a table. In: ids `[T]` i32, table `[V, H]` any dtype. Out: `[T, H]` f32. An id outside 0..V gives a row of zeros.
 pub const QHAL_OP_EMBED: u32 = 1;

@@ -4,11 +4,11 @@ use std::mem::{MaybeUninit, offset_of};
 use std::sync::Arc;
 
 use qwen_hal_abi::{
-    LinkedPlugin, QHAL_ABI_MAJOR, QHAL_ABI_MINOR, QHAL_CPU_AVX2, QHAL_CPU_AVX512, QHAL_CPU_NEON, QHAL_UNIMPLEMENTED,
-    qhal_buffer, qhal_buffer_desc, qhal_copy_desc, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info,
-    qhal_error, qhal_event, qhal_health, qhal_import_desc, qhal_kv, qhal_launch_args, qhal_link, qhal_manifest,
-    qhal_op_desc, qhal_plan, qhal_plan_info, qhal_plan_opts, qhal_plugin_api, qhal_plugin_manifest_fn,
-    qhal_plugin_query_fn, qhal_slice, qhal_status, qhal_stream, qhal_stream_desc, qhal_support,
+    LinkedPlugin, QHAL_ABI_MAJOR, QHAL_ABI_MINOR, QHAL_CPU_NEON, QHAL_UNIMPLEMENTED, qhal_buffer, qhal_buffer_desc,
+    qhal_copy_desc, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info, qhal_error, qhal_event,
+    qhal_health, qhal_import_desc, qhal_kv, qhal_launch_args, qhal_link, qhal_manifest, qhal_op_desc, qhal_plan,
+    qhal_plan_info, qhal_plan_opts, qhal_plugin_api, qhal_plugin_manifest_fn, qhal_plugin_query_fn, qhal_slice,
+    qhal_status, qhal_stream, qhal_stream_desc, qhal_support,
 };
 use std::ffi::c_void;
 
@@ -305,6 +305,7 @@ fn cpu_features() -> u64 {
     let mut bits = 0;
     #[cfg(target_arch = "x86_64")]
     {
+        use qwen_hal_abi::{QHAL_CPU_AVX2, QHAL_CPU_AVX512};
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
             bits |= QHAL_CPU_AVX2;
         }

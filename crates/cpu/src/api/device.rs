@@ -20,7 +20,7 @@ use super::buffer::VMM;
 use super::failure::{Failure, guard};
 use super::host::HostPool;
 use super::memory::page_size;
-use crate::isa::{Isa, has_avx512_bf16};
+use crate::isa::{Isa, has_avx512_bf16, has_neon_dot, has_neon_i8mm};
 
 /// What outlives the device's handle, because buffers count in it.
 #[derive(Debug, Default)]
@@ -154,7 +154,8 @@ pub(super) unsafe extern "C" fn init(_options: *const qhal_kv, _count: u32, err:
 }
 
 fn check_environment() -> Result<(), Failure> {
-    let refused = |found| Failure::invalid(format!("QWEN_CPU_ISA: expected scalar, avx2 or avx512, found {found:?}"));
+    let refused =
+        |found| Failure::invalid(format!("QWEN_CPU_ISA: expected scalar, neon, avx2 or avx512, found {found:?}"));
     Isa::limit().map(drop).map_err(refused)
 }
 
@@ -190,10 +191,15 @@ pub(super) unsafe extern "C" fn info(index: u32, out: *mut qhal_device_info, err
                 bus_address: u64::MAX,
             };
             write_text(&mut out.name, &machine().name);
-            let bf16 = if has_avx512_bf16() { "+bf16" } else { "" };
+            let more = match isa {
+                Isa::Neon if has_neon_i8mm() => "+i8mm",
+                Isa::Neon if has_neon_dot() => "+dotprod",
+                _ if has_avx512_bf16() => "+bf16",
+                _ => "",
+            };
             write_text(
                 &mut out.fingerprint,
-                &format!("cpu-{}-{}{bf16}-{}", std::env::consts::ARCH, isa.name(), env!("CARGO_PKG_VERSION")),
+                &format!("cpu-{}-{}{more}-{}", std::env::consts::ARCH, isa.name(), env!("CARGO_PKG_VERSION")),
             );
             write_text(&mut out.driver, std::env::consts::OS);
             out.memory_total = machine().memory_total;
@@ -276,7 +282,7 @@ pub(super) unsafe extern "C" fn caps(
             out.vector_width = match device.isa {
                 Isa::Avx512 | Isa::Amx => 64,
                 Isa::Avx2 => 32,
-                Isa::Scalar => 16,
+                Isa::Scalar | Isa::Neon => 16,
             };
             out.cache_bytes = machine.cache_bytes;
             out.features = QHAL_FEATURE_UNIFIED

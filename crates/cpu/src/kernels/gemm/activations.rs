@@ -18,7 +18,7 @@
 //! arithmetic is IEEE in a fixed order, per row. A group with a NaN or an infinity gets scale NaN, so its row's results are
 //! NaN.
 
-use qwen_hal_abi::ops::QHAL_SPIKE_RATIO;
+use qwen_hal_abi::ops::QHAL_SPIKE_SHARE;
 
 use super::wide::{GROUP, RUNS};
 use crate::isa::Isa;
@@ -117,7 +117,7 @@ pub(super) fn round_tile(isa: Isa, format: Format, rows: &[&[f32]], width: usize
     spiked
 }
 
-/// Whether a row's largest magnitude is far above its root mean square. A row with a NaN has none.
+/// Whether one value has a large share of a row's energy. A row with a NaN has none.
 struct Spike<'a> {
     row: &'a [f32],
 }
@@ -135,8 +135,7 @@ impl Kernel for Spike<'_> {
             largest = s.max(largest, square);
             sum = s.add(sum, square);
         }
-        let limit = QHAL_SPIKE_RATIO * QHAL_SPIKE_RATIO * s.reduce_add(sum);
-        s.reduce_max(largest) * self.row.len() as f32 > limit
+        s.reduce_max(largest) > QHAL_SPIKE_SHARE * s.reduce_add(sum)
     }
 }
 

@@ -10,7 +10,7 @@ use qwen_formats::DType;
 
 use super::activations::{self, Format};
 use super::form::PANEL;
-use super::sources::entries;
+use super::sources::{gemv_entry, unpack_entry};
 use super::vector::Vector;
 use super::wide::{RUNS, WideGroup};
 
@@ -111,7 +111,8 @@ unsafe fn tile<const SUBS: usize, const TERMS: usize>(
 #[derive(Clone, Copy)]
 struct Rows8(__m256i);
 
-entries!(Rows8, "avx2,fma,f16c");
+unpack_entry!(Rows8, "avx2,fma,f16c");
+gemv_entry!(Rows8, "avx2,fma,f16c");
 
 /// A method's body. SAFETY: the trait's callers have the instructions and valid pointers.
 macro_rules! vector {

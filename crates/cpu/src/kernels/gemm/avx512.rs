@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 use qwen_formats::DType;
 
 use super::activations::Format;
-use super::sources::entries;
+use super::sources::{gemv_entry, unpack_entry};
 use super::vector::Vector;
 use super::wide::{RUNS, WideGroup};
 
@@ -140,7 +140,8 @@ pub(super) unsafe fn multiply(
 #[derive(Clone, Copy)]
 struct Rows16(__m512i);
 
-entries!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+unpack_entry!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+gemv_entry!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 
 /// A method's body. SAFETY: the trait's callers have the instructions and valid pointers.
 macro_rules! vector {

@@ -4,7 +4,7 @@
 //! fused multiply-adds; the lanes are then added 8, 4, 2, 1 apart. The pattern is the same for every tile shape.
 //!
 //! Register plan: a tile of 4 weight rows x 6 tokens on AVX-512 (24 accumulators, 4 weight vectors, 1 activation vector), 2 x
-//! 3 pairs on AVX2. Many tokens are bound by fused multiply-adds (24 for 10 loads). One token goes row by row and is bound by
+//! 3 pairs on AVX2, 2 x 2 fours on NEON. Many tokens are bound by fused multiply-adds (24 for 10 loads). One token goes row by row and is bound by
 //! reading weights; the chain of dependent multiply-adds overlaps with the next row's.
 
 use qwen_formats::DType;
@@ -117,6 +117,8 @@ impl Panel<'_> {
             self.tiles::<S, L, 1, 1>(s);
         } else if self.isa >= Isa::Avx512 {
             self.tiles::<S, L, 4, 6>(s);
+        } else if self.isa == Isa::Neon {
+            self.tiles::<S, L, 2, 2>(s);
         } else {
             self.tiles::<S, L, 2, 3>(s);
         }

@@ -14,7 +14,7 @@
 //! | `layout`, `form` | weights in memory: sizes, packing, unpacking |
 //! | `activations` | rounding of x to int8 tiles |
 //! | `driver` | sharing work over threads, from panel to output |
-//! | `scalar`, `avx2`, `avx512`, `amx` | integer products |
+//! | `scalar`, `neon`, `avx2`, `avx512`, `amx` | integer products |
 //! | `vector`, `sources` | unpacking and one-row products for any vector register |
 //! | `float` | f32 products |
 //! | `epilogue` | bias, GLU, residual |
@@ -34,12 +34,14 @@ mod experts;
 mod float;
 mod form;
 mod layout;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panel;
 mod scalar;
 pub(super) mod shares;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod sources;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
 mod wide;
 mod workspace;

@@ -173,6 +173,14 @@ impl Job<'_> {
             }
             return;
         }
+        #[cfg(target_arch = "aarch64")]
+        if self.isa == Isa::Neon
+            && self.block.rows == 1
+            && let Some(acc) = acc.first_chunk_mut()
+        {
+            // SAFETY: the panel is whole blocks and the words one row over its inputs.
+            return unsafe { super::neon::gemv(form.dtype, format, panel, self.words, acc) };
+        }
         let k = self.segment.layout.k();
         let row_words = format.row_words(k);
         let mut products = Products::new(self.isa, form, self.block.rows);
@@ -237,6 +245,10 @@ impl Products {
                 return unsafe { super::avx2::unpack::<128>(dtype, packed, wide) };
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        if self.isa == Isa::Neon {
+            return super::neon::unpack(self.form.dtype, packed, wide);
+        }
         self.form.unpack(packed, wide);
     }
 
@@ -271,6 +283,10 @@ impl Products {
                 // SAFETY: as above.
                 return unsafe { super::avx2::multiply(format, halves, has_min, width, wide, words, acc) };
             }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if self.isa == Isa::Neon {
+            return super::neon::multiply(format, halves, has_min, width, wide, words, acc);
         }
         super::scalar::tile(format, halves, has_min, width, wide, words, acc);
     }

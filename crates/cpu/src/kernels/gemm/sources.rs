@@ -425,8 +425,8 @@ macro_rules! with_source {
 }
 pub(super) use with_source;
 
-/// The entry points of an instruction set: `unpack_any` and `gemv_any`, by type.
-macro_rules! entries {
+/// The entry point `unpack` of an instruction set, by type.
+macro_rules! unpack_entry {
     ($vector:ty, $features:literal) => {
         #[target_feature(enable = $features)]
         unsafe fn unpack_source<S: $crate::kernels::gemm::sources::Source, const ZERO: u8>(
@@ -435,21 +435,6 @@ macro_rules! entries {
         ) {
             // SAFETY: the instructions are enabled here.
             unsafe { $crate::kernels::gemm::sources::unpack::<$vector, S, ZERO>(packed, wide) }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn gemv_source<
-            S: $crate::kernels::gemm::sources::Source,
-            const SUBS: usize,
-            const TERMS: usize,
-            const AHEAD: usize,
-        >(
-            panel: &[u8],
-            words: &[u32],
-            acc: &mut [f32; 16],
-        ) {
-            // SAFETY: the instructions are enabled here; `words` by the caller's promise.
-            unsafe { $crate::kernels::gemm::sources::gemv::<$vector, S, SUBS, TERMS, AHEAD>(panel, words, acc) }
         }
 
         /// Unpacks whole packed blocks of a type, codes plus `ZERO`.
@@ -464,6 +449,27 @@ macro_rules! entries {
             }
             // SAFETY: the caller's promise.
             unsafe { $crate::kernels::gemm::sources::with_source!(dtype, call) }
+        }
+    };
+}
+pub(super) use unpack_entry;
+
+/// The entry point `gemv`.
+macro_rules! gemv_entry {
+    ($vector:ty, $features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn gemv_source<
+            S: $crate::kernels::gemm::sources::Source,
+            const SUBS: usize,
+            const TERMS: usize,
+            const AHEAD: usize,
+        >(
+            panel: &[u8],
+            words: &[u32],
+            acc: &mut [f32; 16],
+        ) {
+            // SAFETY: the instructions are enabled here; `words` by the caller's promise.
+            unsafe { $crate::kernels::gemm::sources::gemv::<$vector, S, SUBS, TERMS, AHEAD>(panel, words, acc) }
         }
 
         /// Adds a whole panel of a type times one row, asking for weights `AHEAD` bytes ahead of their use.
@@ -493,4 +499,4 @@ macro_rules! entries {
         }
     };
 }
-pub(super) use entries;
+pub(super) use gemv_entry;

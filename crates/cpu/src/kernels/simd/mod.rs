@@ -1,8 +1,9 @@
 //! Sixteen f32 lanes, with the same bits on every instruction set.
 //!
-//! A kernel is written once, generic over [`Simd`], and compiled three times by [`dispatch`]: with arrays
-//! ([`Scalar`], the twin that the others are compared with), with pairs of AVX2 registers and with AVX-512 registers.
-//! Invariant: each method gives identical bits in all three (NaN payloads aside), so a kernel's result does not depend on
+//! A kernel is written once, generic over [`Simd`], and compiled several times by [`dispatch`]: with arrays
+//! ([`Scalar`], the twin that the others are compared with) and with pairs of AVX2 registers and AVX-512 registers, or, on
+//! aarch64, with fours of NEON registers.
+//! Invariant: each method gives identical bits in all of them (NaN payloads aside), so a kernel's result does not depend on
 //! the instruction set. A token of a vector type exists only where the processor has the instructions, which makes the
 //! arithmetic safe to call; only access through pointers is not.
 //!
@@ -14,6 +15,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 pub mod storage;
 
@@ -21,6 +24,8 @@ pub mod storage;
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 pub use scalar::Scalar;
 
 use crate::isa::Isa;
@@ -155,6 +160,10 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             return unsafe { avx2::run(kernel) };
         }
     }
+    #[cfg(target_arch = "aarch64")]
+    if isa == Isa::Neon {
+        return neon::run(kernel);
+    }
     let _ = isa;
     scalar::run(kernel)
 }
@@ -280,6 +289,43 @@ mod tests {
                 bits.extend(s.to_array(b).map(f32::to_bits));
             }
             bits
+        }
+    }
+
+    /// Rounding of bit patterns of all exponents, NaN with and without payload among them.
+    struct Narrowed;
+
+    impl Kernel for Narrowed {
+        type Output = Vec<u16>;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<u16> {
+            let patterns: Vec<u32> = (0..=u32::MAX)
+                .step_by(65_521)
+                .chain(std::iter::repeat_n([0x7f80_0001, 0xff80_0001, 0x7fff_ffff, 0xffc0_2000], 4).flatten())
+                .collect();
+            let mut bits = Vec::new();
+            for chunk in patterns.as_chunks::<LANES>().0 {
+                let (mut half, mut brain) = ([0u16; LANES], [0u16; LANES]);
+                // SAFETY: arrays of 16.
+                unsafe {
+                    // Read as memory: the value of a signalling NaN may not pass through arithmetic.
+                    let x = s.load(chunk.as_ptr().cast());
+                    s.store_f16(half.as_mut_ptr(), x);
+                    s.store_bf16(brain.as_mut_ptr(), x);
+                }
+                bits.extend(half);
+                bits.extend(brain);
+            }
+            bits
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_rounds_to_sixteen_bits_alike() {
+        let expected = dispatch(Isa::Scalar, Narrowed);
+        for isa in Isa::available() {
+            assert!(dispatch(isa, Narrowed) == expected, "{}", isa.name());
         }
     }
 
