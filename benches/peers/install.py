@@ -19,6 +19,19 @@ def run(command, **options):
     subprocess.run([str(part) for part in command], check=True, stdout=sys.stderr, **options)
 
 
+def keep_tile_shapes(rules: Path):
+    """GCC 12 takes the stores of the tile shapes of AMX for dead (its intrinsic names only their first 8 bytes), and the peer ends
+    with an illegal instruction; so the two files that use it are compiled without that optimisation."""
+    lines = rules.read_text().split("\n")
+    inside = False
+    for number, line in enumerate(lines):
+        if line.startswith("build "):
+            inside = "ggml-cpu/amx/" in line
+        elif inside and line.startswith("  FLAGS ="):
+            lines[number] += " -fno-dse -fno-tree-dse -fno-tree-sra"
+    rules.write_text("\n".join(lines))
+
+
 def install(work: Path) -> Path:
     """The folder with the peer's programs, built if they aren't there yet."""
     build = work / "build"
@@ -45,5 +58,6 @@ def install(work: Path) -> Path:
     cmake = environment / "bin" / "cmake"
     ninja = f"-DCMAKE_MAKE_PROGRAM={environment / 'bin' / 'ninja'}"
     run([cmake, "-S", source, "-B", build, "-G", "Ninja", ninja, *FLAGS])
+    keep_tile_shapes(build / "build.ninja")
     run([cmake, "--build", build, "--target", *PROGRAMS])
     return programs

@@ -21,7 +21,7 @@ pub struct ModelArgument {
 pub enum Precision {
     /// 8-bit activations for quantised weights: quickest
     Fast,
-    /// 8-bit activations in two terms, about 15 bits, for quantised weights
+    /// 8-bit activations for quantised weights, in two terms where one would show
     Balanced,
     /// float32 throughout
     Exact,

@@ -179,7 +179,7 @@ impl Job<'_> {
             && let Some(acc) = acc.first_chunk_mut()
         {
             // SAFETY: the panel is whole blocks and the words one row over its inputs.
-            return unsafe { super::neon::gemv(form.dtype, format, panel, self.words, acc) };
+            return unsafe { super::neon::gemv(form.dtype, tile_format(0), panel, self.words, acc) };
         }
         let k = self.segment.layout.k();
         let row_words = format.row_words(k);
