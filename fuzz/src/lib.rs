@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use qwen_formats::TensorInfo;
-use qwen_formats::gguf::parse_gguf_bytes;
+use qwen_formats::gguf::{GgufHeader, PACKED_ALIGNMENT, parse_gguf_bytes, take_packed};
 use qwen_formats::safetensors::{parse_safetensors_bytes, parse_safetensors_index};
 use qwen_models::chat_template::{ChatTemplate, Limits, TemplateInput, TemplateSource};
 use qwen_models::family::{ModelConfig, TensorIndex, add_generation_config, build_graph, from_gguf, from_hf};
@@ -32,7 +32,7 @@ const TEXT: &str =
 
 /// A GGUF file: header, metadata, places of tensors.
 pub fn gguf(bytes: &[u8]) {
-    let Ok(header) = parse_gguf_bytes(bytes) else { return };
+    let Ok(mut header) = parse_gguf_bytes(bytes) else { return };
     for (key, value) in header.metadata.iter() {
         assert!(header.metadata.contains(key));
         drop(value.describe());
@@ -42,6 +42,25 @@ pub fn gguf(bytes: &[u8]) {
         drop(header.metadata.u32s(key));
     }
     check_places(&header.tensors, bytes.len());
+    packed(&mut header, bytes.len());
+}
+
+/// What a compiled model adds to a GGUF file.
+fn packed(header: &mut GgufHeader, length: usize) {
+    let before = header.tensors.len();
+    let path = std::path::Path::new("bytes.gguf");
+    let Ok(Some(packed)) = take_packed(path, &mut header.metadata, &mut header.tensors) else { return };
+    assert_eq!(packed.weights().len() + header.tensors.len(), before);
+    for weight in packed.weights() {
+        let end = weight.offset.checked_add(weight.bytes);
+        assert!(end.is_some_and(|end| end <= length as u64), "{weight:?} is outside a file of {length} bytes");
+        assert!(weight.offset.is_multiple_of(u64::from(PACKED_ALIGNMENT)), "{weight:?}");
+        assert_eq!(packed.forms(&weight.weight, weight.source).filter(|form| form.layout == weight.layout).count(), 1);
+    }
+    for tensor in packed.absent() {
+        assert_eq!(packed.absent_tensor(&tensor.name), Some(tensor));
+        assert!(header.tensors.iter().all(|stored| stored.name != tensor.name), "{tensor:?} is there twice");
+    }
 }
 
 /// A safetensors file, and the index of a sharded one.

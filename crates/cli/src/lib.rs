@@ -1,4 +1,4 @@
-//! The command-line programs: qwen, qwen-eval, qwen-bench and qwen-hal-check.
+//! The command-line programs: qwen, qwen-compile, qwen-eval, qwen-bench and qwen-hal-check.
 //!
 //! In: arguments, files, a terminal or pipes. Out: text for people, JSON for programs (`--json`), an exit code. The
 //! binaries only wire; everything that is worth a test is here. Invariants: standard output carries results alone;
@@ -17,4 +17,5 @@ pub mod eval;
 pub mod hal_check;
 pub mod memory;
 pub mod model;
+pub mod output;
 pub mod plugins;

@@ -42,6 +42,9 @@ pub enum EngineError {
     /// Device, memory, ops.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+    /// An output that can't be written.
+    #[error("cannot write: {0}")]
+    Output(std::io::Error),
     /// A sampling parameter.
     #[error("{name}: expected {expected}, found {found}")]
     Parameter {

@@ -19,8 +19,8 @@ mod stop;
 
 pub use engine::{Engine, FinishReason, Output, Request, RequestId, RequestTimings};
 pub use error::EngineError;
-pub use load::{DEFAULT_SEQ_LEN, LoadOptions, LoadStage, LoadedModel};
+pub use load::{DEFAULT_SEQ_LEN, LoadOptions, LoadStage, LoadedModel, compile};
 pub use qwen_ir::MlaForm;
-pub use qwen_runtime::{Bytes, KvDType, MemoryReport, PassName, Policy};
+pub use qwen_runtime::{Bytes, Compiled, KvDType, MemoryReport, PassName, Policy};
 pub use sampling::{Logprobs, Sampled, Sampler, SamplingParams, TokenLogprob, logprobs};
 pub use stop::{Released, StopWatch};

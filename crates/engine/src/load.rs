@@ -1,15 +1,16 @@
 //! From a path to a model that is ready to compute.
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 use qwen_formats::Checkpoint;
 use qwen_hal::Device;
-use qwen_ir::MlaForm;
+use qwen_ir::{Graph, MlaForm};
 use qwen_models::chat_template::ChatTemplate;
 use qwen_models::family::{ModelConfig, ModelInfo, TensorIndex, build_graph, read_config};
 use qwen_models::tokenizer::Tokenizer;
-use qwen_runtime::{KvDType, Model, ModelOptions, PassName, Policy};
+use qwen_runtime::{Compiled, KvDType, Model, ModelOptions, PassName, Policy, RuntimeError};
 
 use crate::EngineError;
 
@@ -93,10 +94,7 @@ impl LoadedModel {
         progress: &mut dyn FnMut(LoadStage),
     ) -> Result<Self, EngineError> {
         progress(LoadStage::Opening);
-        let model_error = |source| EngineError::Model { path: path.to_owned(), source: Box::new(source) };
-        let checkpoint = Arc::new(Checkpoint::open(path)?);
-        let config = read_config(&checkpoint).map_err(model_error)?;
-        let graph = build_graph(&config, &TensorIndex::from(&*checkpoint)).map_err(model_error)?;
+        let (checkpoint, config, graph) = open(path)?;
         let info = ModelInfo::new(&config, &graph);
         // The tokenizer takes about as long as packing the weights of a small model, so both run side by side.
         let (texts, model) = std::thread::scope(|scope| {
@@ -115,12 +113,18 @@ impl LoadedModel {
 
 fn load_model(
     config: &ModelConfig,
-    graph: qwen_ir::Graph,
+    graph: Graph,
     checkpoint: Arc<Checkpoint>,
     device: Device,
     options: &LoadOptions,
     progress: &mut dyn FnMut(LoadStage),
 ) -> Result<Model, EngineError> {
+    let options = model_options(config, options)?;
+    let mut part = |done, total| progress(LoadStage::Weights { done, total });
+    Ok(Model::load(graph, checkpoint, device, options, &mut part)?)
+}
+
+fn model_options(config: &ModelConfig, options: &LoadOptions) -> Result<ModelOptions, EngineError> {
     let limit = config.max_position_embeddings.max(1);
     let max_seq_len = options.max_seq_len.unwrap_or_else(|| limit.min(DEFAULT_SEQ_LEN));
     if max_seq_len == 0 || max_seq_len > limit {
@@ -132,7 +136,7 @@ fn load_model(
     }
     let chunk = options.prefill_chunk_size.clamp(1, 1 << 16);
     let max_sequences = options.max_sequences.clamp(1, 1 << 12);
-    let model_options = ModelOptions {
+    Ok(ModelOptions {
         policy: options.policy,
         kv_dtype: options.kv_dtype,
         max_seq_len,
@@ -142,9 +146,35 @@ fn load_model(
         max_cached_tokens: options.max_cached_tokens.unwrap_or(u64::from(max_seq_len)).max(u64::from(max_seq_len)),
         mla_form: options.mla_form,
         dump_after: options.dump_after,
-    };
-    let mut part = |done, total| progress(LoadStage::Weights { done, total });
-    Ok(Model::load(graph, checkpoint, device, model_options, &mut part)?)
+    })
+}
+
+/// Writes a model with its weights in the forms that a device wants; `progress` is told of bytes written and in all.
+///
+/// # Errors
+/// If a file is damaged, the model is not supported or no GGUF file, or the output can't be written.
+pub fn compile(
+    path: &Path,
+    device: Device,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Compiled, EngineError> {
+    let (checkpoint, config, graph) = open(path)?;
+    // A file whose texts can't be read is of no use compiled either.
+    load_texts(path, &checkpoint)?;
+    let options = model_options(&config, &LoadOptions::default())?;
+    Model::write_compiled(graph, &checkpoint, device, options, out, progress).map_err(|error| match error {
+        RuntimeError::Output(error) => EngineError::Output(error),
+        other => other.into(),
+    })
+}
+
+fn open(path: &Path) -> Result<(Arc<Checkpoint>, ModelConfig, Graph), EngineError> {
+    let model_error = |source| EngineError::Model { path: path.to_owned(), source: Box::new(source) };
+    let checkpoint = Arc::new(Checkpoint::open(path)?);
+    let config = read_config(&checkpoint).map_err(model_error)?;
+    let graph = build_graph(&config, &TensorIndex::from(&*checkpoint)).map_err(model_error)?;
+    Ok((checkpoint, config, graph))
 }
 
 type Texts = (Option<Tokenizer>, Option<ChatTemplate>);

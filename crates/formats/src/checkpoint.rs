@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::quote;
-use crate::{FormatError, GgufMetadata, Mapping, TensorInfo, TensorView, gguf, safetensors};
+use crate::gguf::Packed;
+use crate::{DType, FormatError, GgufMetadata, Mapping, TensorInfo, TensorView, gguf, safetensors};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -33,6 +34,7 @@ pub struct Checkpoint {
     /// Sorted by name, names unique.
     tensors: Vec<TensorInfo>,
     metadata: Option<GgufMetadata>,
+    packed: Option<Packed>,
 }
 
 impl Checkpoint {
@@ -65,21 +67,22 @@ impl Checkpoint {
 
     fn open_index(path: &Path, index: &Path) -> Result<Self, FormatError> {
         let shards = safetensors::open_shards(index)?;
-        Self::assemble(path, Container::Safetensors, shards.paths, shards.mappings, shards.tensors, None)
+        Self::assemble(path, Container::Safetensors, shards.paths, shards.mappings, shards.tensors, (None, None))
     }
 
     fn open_file(path: &Path, file: &Path) -> Result<Self, FormatError> {
         let mapping = Mapping::open(file)?;
         match recognise(file, &mapping)? {
             Container::Gguf => {
-                let shards = gguf::open_shards(file, mapping)?;
-                let metadata = Some(shards.metadata);
-                Self::assemble(path, Container::Gguf, shards.paths, shards.mappings, shards.tensors, metadata)
+                let mut shards = gguf::open_shards(file, mapping)?;
+                let packed = gguf::take_packed(file, &mut shards.metadata, &mut shards.tensors)?;
+                let facts = (Some(shards.metadata), packed);
+                Self::assemble(path, Container::Gguf, shards.paths, shards.mappings, shards.tensors, facts)
             }
             Container::Safetensors => {
                 let tensors = safetensors::parse(file, &mapping, 0)?.tensors;
                 let (paths, mappings) = (vec![file.to_path_buf()], vec![Arc::new(mapping)]);
-                Self::assemble(path, Container::Safetensors, paths, mappings, tensors, None)
+                Self::assemble(path, Container::Safetensors, paths, mappings, tensors, (None, None))
             }
         }
     }
@@ -91,14 +94,14 @@ impl Checkpoint {
         shard_paths: Vec<PathBuf>,
         mappings: Vec<Arc<Mapping>>,
         mut tensors: Vec<TensorInfo>,
-        metadata: Option<GgufMetadata>,
+        (metadata, packed): (Option<GgufMetadata>, Option<Packed>),
     ) -> Result<Self, FormatError> {
         tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         if let Some([first, ..]) = tensors.windows(2).find(|pair| matches!(pair, [a, b] if a.name == b.name)) {
             let name = quote(first.name.as_bytes());
             return Err(FormatError::Duplicate { path: path.to_path_buf(), what: "tensor", name });
         }
-        Ok(Self { path: path.to_path_buf(), container, shard_paths, mappings, tensors, metadata })
+        Ok(Self { path: path.to_path_buf(), container, shard_paths, mappings, tensors, metadata, packed })
     }
 
     /// The path given to [`open`](Self::open).
@@ -119,6 +122,19 @@ impl Checkpoint {
     /// All tensors, sorted by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.tensors.iter()
+    }
+
+    /// What a compiled model holds besides tensors; `None` for every other checkpoint.
+    pub const fn packed(&self) -> Option<&Packed> {
+        self.packed.as_ref()
+    }
+
+    /// Name, type and shape (outermost first) of all tensors of the model. For a compiled one these are the tensors of its source,
+    /// also those whose values are here in a device's own form alone.
+    pub fn declared(&self) -> impl Iterator<Item = (&str, DType, &[u64])> {
+        let absent = self.packed.iter().flat_map(Packed::absent);
+        let stored = self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dtype, tensor.shape.as_slice()));
+        stored.chain(absent.map(|tensor| (tensor.name.as_str(), tensor.dtype, tensor.shape.as_slice())))
     }
 
     /// The tensor of that name.

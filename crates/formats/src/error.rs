@@ -128,6 +128,18 @@ pub enum FormatError {
         /// Type, and value where it is short.
         found: String,
     },
+    /// A compiled model contradicts itself.
+    #[error("{}: {what}: expected {expected}, found {found}; the compiled file is damaged, compile the model again", path.display())]
+    Packed {
+        /// File.
+        path: PathBuf,
+        /// The contradiction.
+        what: String,
+        /// What would have been accepted.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
     /// Buffers given to a block routine do not fit each other.
     #[error("{dtype}: {what}: expected {expected}, found {found}; pass whole blocks")]
     BlockLength {

@@ -66,6 +66,34 @@ pub enum RuntimeError {
         /// What the checkpoint has.
         found: String,
     },
+    /// A compiled model without the form of a weight that is wanted.
+    #[error(
+        "weight {name}: the file was compiled for {made_for}, but this device, {device}, wants {wanted}; \
+         compile the model again with qwen-compile"
+    )]
+    Form {
+        /// Weight, with its layer.
+        name: String,
+        /// Backend and forms that are there.
+        made_for: String,
+        /// This device's backend.
+        device: String,
+        /// Form that it wants.
+        wanted: String,
+    },
+    /// A model that can't be compiled.
+    #[error("{path}: expected a GGUF file to compile, found {found}; {help}")]
+    Source {
+        /// The model.
+        path: String,
+        /// What it is.
+        found: &'static str,
+        /// What to do.
+        help: &'static str,
+    },
+    /// An output that can't be written.
+    #[error("cannot write: {0}")]
+    Output(#[from] std::io::Error),
     /// A step breaks the rules of its inputs.
     #[error("step: {what}: expected {expected}, found {found}")]
     Step {

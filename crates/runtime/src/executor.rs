@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use qwen_hal::abi::{QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_DETERMINISTIC, QHAL_USAGE_ACTIVATION, QHAL_USAGE_STAGING};
-use qwen_hal::{Buffer, BufferDesc, Device, LaunchArgs, OpDesc, Plan, PlanError, PlanOptions, Scope, Slice, Stream};
-use qwen_ir::program::{Operand, Place, Program};
+use qwen_hal::{Buffer, BufferDesc, Device, LaunchArgs, Plan, PlanOptions, Scope, Slice, Stream};
+use qwen_ir::program::{Instruction, Operand, Place, Program};
 use qwen_ir::{Phase, StateDecl, Symbol, inputs};
 
 use crate::RuntimeError;
 use crate::arenas::Arenas;
 use crate::batch::Batch;
 use crate::cost::{self, Cost, Sizes, StepObserver};
-use crate::describe::{Context, describe};
+use crate::describe::{Context, Described, describe};
 use crate::kv_memory::KvMemory;
-use crate::weights::WeightStore;
+use crate::weights::{WeightKey, WeightStore};
 
 /// Where an operand of a launch comes from.
 #[derive(Debug)]
@@ -136,16 +136,11 @@ impl Executor {
     ) -> Result<Self, RuntimeError> {
         let context = Context { bounds: program.bounds, phase, states };
         let constants = upload_constants(&program, device, stream)?;
-        let options =
-            PlanOptions { required_flags: QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT, max_workspace: 0 };
-        let mut plans = HashMap::new();
+        let mut plans = Plans::default();
         let mut launches = Vec::with_capacity(program.instructions.len());
         let mut workspace_bytes = 0;
         for (i, instruction) in program.instructions.iter().enumerate() {
-            let described = describe(instruction, &context);
-            let plan = shared_plan(device, &described.desc, &options, &mut plans).map_err(|source| {
-                RuntimeError::Plan { origin: instruction.origin.clone(), source: Box::new(source) }
-            })?;
+            let (described, plan) = plans.of(instruction, &context, device)?;
             workspace_bytes = workspace_bytes.max(plan.info().workspace_bytes);
             let mut source = |(input, operand): (usize, &Operand)| {
                 Ok(match operand.place {
@@ -174,8 +169,8 @@ impl Executor {
             });
             progress(i + 1, program.instructions.len());
         }
-        tracing::debug!(instructions = launches.len(), plans = plans.len(), workspace_bytes, "planned");
-        Ok(Self { program, launches, workspace_bytes, bound: None, plans: plans.len() })
+        tracing::debug!(instructions = launches.len(), plans = plans.shared.len(), workspace_bytes, "planned");
+        Ok(Self { program, launches, workspace_bytes, bound: None, plans: plans.shared.len() })
     }
 
     /// The program.
@@ -366,17 +361,55 @@ fn resolve(source: &Source, program: &Program, resources: &Resources<'_>) -> Res
     Ok(Some(slice.slice(offset, rest)?))
 }
 
-/// The plan of a description. A description prints every field that it is planned from, so its text is its identity.
-fn shared_plan(
-    device: &Device,
-    desc: &OpDesc,
-    options: &PlanOptions,
-    plans: &mut HashMap<String, Arc<Plan>>,
-) -> Result<Arc<Plan>, PlanError> {
-    match plans.entry(format!("{desc:?}")) {
-        Entry::Occupied(plan) => Ok(Arc::clone(plan.get())),
-        Entry::Vacant(place) => Ok(Arc::clone(place.insert(Arc::new(device.plan(desc, options)?)))),
+/// Plans of a program by description. A description prints every field that it is planned from, so its text is its identity.
+#[derive(Default)]
+struct Plans {
+    shared: HashMap<String, Arc<Plan>>,
+}
+
+impl Plans {
+    fn of(
+        &mut self,
+        instruction: &Instruction,
+        context: &Context<'_>,
+        device: &Device,
+    ) -> Result<(Described, Arc<Plan>), RuntimeError> {
+        let options =
+            PlanOptions { required_flags: QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT, max_workspace: 0 };
+        let described = describe(instruction, context);
+        let plan = match self.shared.entry(format!("{:?}", described.desc)) {
+            Entry::Occupied(plan) => Arc::clone(plan.get()),
+            Entry::Vacant(place) => {
+                let plan = device.plan(&described.desc, &options).map_err(|source| RuntimeError::Plan {
+                    origin: instruction.origin.clone(),
+                    source: Box::new(source),
+                })?;
+                Arc::clone(place.insert(Arc::new(plan)))
+            }
+        };
+        Ok((described, plan))
     }
+}
+
+/// Plans a program without loading it, and tells of each weight that it reads: the plan and the number of its input.
+pub(crate) fn weights_of(
+    program: &Program,
+    phase: Phase,
+    states: &[StateDecl],
+    device: &Device,
+    visit: &mut dyn FnMut(WeightKey, &Arc<Plan>, usize),
+) -> Result<(), RuntimeError> {
+    let context = Context { bounds: program.bounds, phase, states };
+    let mut plans = Plans::default();
+    for instruction in &program.instructions {
+        let (_, plan) = plans.of(instruction, &context, device)?;
+        for (input, operand) in instruction.inputs.iter().enumerate() {
+            if let Place::Weight { id, source } = operand.place {
+                visit((id, source), &plan, input);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn upload_constants(program: &Program, device: &Device, stream: &Stream) -> Result<Vec<Slice>, RuntimeError> {

@@ -18,6 +18,10 @@ use crate::kv_pool::{KvPool, KvPoolStats};
 use crate::weights::WeightStore;
 use crate::{Bytes, RuntimeError};
 
+mod compile;
+
+pub use compile::Compiled;
+
 /// Limits and choices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOptions {
@@ -95,6 +99,10 @@ impl std::fmt::Debug for Model {
     }
 }
 
+fn has_latent_attention(graph: &Graph) -> bool {
+    graph.nodes.iter().any(|node| matches!(node.op, Op::MlaAttention { .. }))
+}
+
 /// Step sizes that have a program of their own: small ones keep their temporaries in the cache.
 const BUCKETS: [u32; 3] = [16, 128, 512];
 
@@ -109,6 +117,18 @@ impl Model {
         device: Device,
         options: ModelOptions,
         progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, RuntimeError> {
+        let mut model = Self::unprepared(graph, checkpoint, device, options)?;
+        model.prepare(progress)?;
+        Ok(model)
+    }
+
+    /// A model that has compiled and loaded nothing yet.
+    fn unprepared(
+        graph: Graph,
+        checkpoint: Arc<Checkpoint>,
+        device: Device,
+        options: ModelOptions,
     ) -> Result<Self, RuntimeError> {
         let stream = device.stream("model")?;
         let block_size = graph
@@ -130,10 +150,9 @@ impl Model {
             found: options.max_cached_tokens.to_string(),
         })?;
         let weights = WeightStore::new(checkpoint, &graph);
-        let phase_matters =
-            options.mla_form.is_none() && graph.nodes.iter().any(|node| matches!(node.op, Op::MlaAttention { .. }));
+        let phase_matters = options.mla_form.is_none() && has_latent_attention(&graph);
         let placeholder = KvMemory::reserve(&device, &Graph::new("none"), DType::F32, block_size, 0)?;
-        let mut model = Self {
+        Ok(Self {
             kv_pool: KvPool::new(limit, 8),
             kv: placeholder,
             device,
@@ -148,12 +167,11 @@ impl Model {
             phase_matters,
             reports: Vec::new(),
             dump: None,
-        };
-        model.prepare(limit, progress)?;
-        Ok(model)
+        })
     }
 
-    fn prepare(&mut self, limit: u32, progress: &mut dyn FnMut(usize, usize)) -> Result<(), RuntimeError> {
+    /// A program for each kind and size of step.
+    fn programs(&self) -> Result<Vec<(Phase, u32, passes::Compiled)>, RuntimeError> {
         let phases: &[Phase] = if self.phase_matters { &[Phase::Prefill, Phase::Decode] } else { &[Phase::Mixed] };
         let mut programs = Vec::new();
         for phase in phases {
@@ -161,6 +179,12 @@ impl Model {
                 programs.push((*phase, tokens, self.compile(*phase, tokens)?));
             }
         }
+        Ok(programs)
+    }
+
+    fn prepare(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), RuntimeError> {
+        let limit = self.kv_pool.limit();
+        let programs = self.programs()?;
         let kv_dtype = programs.first().and_then(|(_, _, c)| c.graph.states.first()).map_or(DType::F32, |s| s.dtype);
         self.check_memory(kv_dtype, limit)?;
         self.kv = KvMemory::reserve(&self.device, &self.graph, kv_dtype, self.block_size, limit)?;

@@ -4,6 +4,7 @@
 //! (mapped, no copy) or the packed form that a plan asks for. Invariants:
 //! - a weight is materialised once per form, whatever the number of plans that use it;
 //! - once a packed form exists, the pages of the file behind it are released, so that a weight is not held twice;
+//! - what a compiled file holds in the wanted form is mapped, like a weight that is taken as stored;
 //! - sizes and types are checked against the declaration before a byte is read.
 
 use std::collections::HashMap;
@@ -16,6 +17,8 @@ use qwen_hal::{Buffer, BufferDesc, Device, HostOwner, Plan, Scope, Slice, Stream
 use qwen_ir::{Graph, Transform, WeightDecl, WeightId, WeightSource};
 
 use crate::RuntimeError;
+
+mod compiled;
 
 /// Identity of a weight: declaration and index of the source.
 pub type WeightKey = (WeightId, u32);
@@ -131,6 +134,7 @@ impl WeightStore {
         if let Some(stored) = self.stored.get(&key) {
             return Ok(stored.slice.clone());
         }
+        self.check_present(device, key)?;
         let (decl, source) = self.source(key)?;
         let material = self.materialise(decl, source)?;
         let name = decl.name.clone();
@@ -139,15 +143,7 @@ impl WeightStore {
             Material::Owned(bytes) => (Arc::new(bytes), true),
         };
         let imported = device.caps().has(QHAL_FEATURE_IMPORT_HOST);
-        let slice = if imported {
-            device.import_host(owner, QHAL_USAGE_WEIGHT, &name)?.whole()
-        } else {
-            let bytes = (*owner).as_ref();
-            let buffer =
-                device.alloc(&BufferDesc::new(bytes.len() as u64, QHAL_USAGE_WEIGHT, Scope::Persistent, name))?;
-            stream.copy_from_host(bytes, &buffer.whole())?;
-            buffer.whole()
-        };
+        let slice = to_device(device, stream, owner, name)?;
         self.stored.insert(key, Stored { slice: slice.clone(), owned: converted || !imported });
         Ok(slice)
     }
@@ -172,10 +168,33 @@ impl WeightStore {
         if let Some(slice) = self.packed.get(&(key, layout)) {
             return Ok(slice.clone());
         }
+        let slice = match self.compiled(device, stream, key, layout, bytes)? {
+            Some(slice) => slice,
+            None => {
+                let slice = self.slab.take(device, bytes)?;
+                self.pack(device, stream, key, (plan, input), &slice)?;
+                slice
+            }
+        };
+        self.packed.insert((key, layout), slice.clone());
+        Ok(slice)
+    }
+
+    /// Packs the weight as input `input` of a plan wants it; its stored form is let go, unless a plan uses it.
+    ///
+    /// # Errors
+    /// As [`WeightStore::stored`], or if the device can't pack it.
+    pub(crate) fn pack(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        key: WeightKey,
+        (plan, input): (&Plan, usize),
+        target: &Slice,
+    ) -> Result<(), RuntimeError> {
         let kept = self.stored.contains_key(&key);
         let raw = self.stored(device, stream, key)?;
-        let slice = self.slab.take(device, bytes)?;
-        plan.prepack(stream, input, &raw, &slice).map_err(|source| RuntimeError::Launch {
+        plan.prepack(stream, input, &raw, target).map_err(|source| RuntimeError::Launch {
             origin: format!("packing {}", self.name(key)),
             source: Box::new(source),
         })?;
@@ -185,9 +204,7 @@ impl WeightStore {
             self.stored.remove(&key);
         }
         drop(raw);
-        self.release(key)?;
-        self.packed.insert((key, layout), slice.clone());
-        Ok(slice)
+        self.release(key)
     }
 
     /// Bytes of packed weights.
@@ -201,7 +218,7 @@ impl WeightStore {
         self.stored.values().filter(|stored| stored.owned).map(|stored| stored.slice.size()).sum()
     }
 
-    fn source(&self, key: WeightKey) -> Result<(&WeightDecl, &WeightSource), RuntimeError> {
+    pub(crate) fn source(&self, key: WeightKey) -> Result<(&WeightDecl, &WeightSource), RuntimeError> {
         let decl = self.decls.get(key.0.index());
         decl.and_then(|decl| Some((decl, decl.sources.get(key.1 as usize)?))).ok_or_else(|| RuntimeError::Weight {
             name: format!("{key:?}"),
@@ -210,7 +227,7 @@ impl WeightStore {
         })
     }
 
-    fn name(&self, key: WeightKey) -> &str {
+    pub(crate) fn name(&self, key: WeightKey) -> &str {
         self.decls.get(key.0.index()).map_or("a weight", |decl| &decl.name)
     }
 
@@ -420,6 +437,17 @@ impl WeightStore {
         }
         Ok(owned)
     }
+}
+
+/// Host bytes as device memory: where they are if the device can read them there, or else copied.
+fn to_device(device: &Device, stream: &Stream, owner: HostOwner, name: String) -> Result<Slice, RuntimeError> {
+    if device.caps().has(QHAL_FEATURE_IMPORT_HOST) {
+        return Ok(device.import_host(owner, QHAL_USAGE_WEIGHT, &name)?.whole());
+    }
+    let bytes = (*owner).as_ref();
+    let buffer = device.alloc(&BufferDesc::new(bytes.len() as u64, QHAL_USAGE_WEIGHT, Scope::Persistent, name))?;
+    stream.copy_from_host(bytes, &buffer.whole())?;
+    Ok(buffer.whole())
 }
 
 fn check_size(info: &TensorInfo, dtype: DType, wanted: u64) -> Result<(), RuntimeError> {

@@ -1,6 +1,7 @@
-//! The commands of `qwen`, one file each.
+//! The commands of `qwen`, one file each, and that of `qwen-compile`.
 
 pub mod chat;
+pub mod compile;
 pub mod devices;
 pub mod generate;
 pub mod inspect;

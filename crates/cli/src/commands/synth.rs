@@ -10,6 +10,7 @@ use qwen_models::synth::{self, MIXES, Mix, SHAPES, Shape, SynthError};
 
 use crate::console::{Progress, print_json, printable, stdout};
 use crate::error::CliError;
+use crate::output::write_whole;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -57,21 +58,12 @@ impl Synth {
             return Err(CliError::input("--layers", most, layers.to_string(), "leave it out for all of them"));
         }
         let shape = shape.with_layers(layers);
-        // Written under another name first, so that no half of a file is taken for a model.
-        let mut partial = self.output.clone().into_os_string();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let file = File::create(&partial).map_err(CliError::file(&partial, "create"))?;
-        let result = write(&shape, mix, self.seed, file);
-        if let Err(error) = result {
-            // The first error is the one to tell of.
-            let _ = std::fs::remove_file(&partial);
-            return Err(match error {
-                SynthError::Io(error) => CliError::file(&partial, "write")(error),
+        write_whole(&self.output, |file, partial| {
+            write(&shape, mix, self.seed, file).map_err(|error| match error {
+                SynthError::Io(error) => CliError::file(partial, "write")(error),
                 other => CliError::input("--arch", "a shape that the types fit", other.to_string(), "try another mix"),
-            });
-        }
-        std::fs::rename(&partial, &self.output).map_err(CliError::file(&self.output, "write"))?;
+            })
+        })?;
         let bytes = std::fs::metadata(&self.output).map_err(CliError::file(&self.output, "read"))?.len();
         let path = self.output.display().to_string();
         if self.json {

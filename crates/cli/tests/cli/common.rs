@@ -18,6 +18,11 @@ pub(crate) fn qwen_bench() -> Command {
     program(env!("CARGO_BIN_EXE_qwen-bench"))
 }
 
+/// The program `qwen-compile`.
+pub(crate) fn qwen_compile() -> Command {
+    program(env!("CARGO_BIN_EXE_qwen-compile"))
+}
+
 /// The program `qwen-hal-check`.
 pub(crate) fn hal_check() -> Command {
     program(env!("CARGO_BIN_EXE_qwen-hal-check"))

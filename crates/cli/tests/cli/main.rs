@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;
+mod compile;
 mod default_model;
 mod generate;
 mod hostile;

@@ -5,6 +5,7 @@
 //! inside the file and do not overlap. A file without tensors (a vocabulary) is valid.
 
 mod metadata;
+mod packed;
 mod split;
 mod value;
 mod writer;
@@ -12,6 +13,7 @@ mod writer;
 use std::path::Path;
 
 pub use metadata::{FromValue, GgufMetadata};
+pub use packed::{AbsentTensor, PACKED_ALIGNMENT, Packed, PackedWeight, packed_tensor_name, take_packed};
 pub(crate) use split::open_shards;
 pub use value::{Array, StringArray, Value};
 pub use writer::{GgufWriter, TensorPlan};
@@ -22,6 +24,8 @@ use crate::tensor::refuse_overlap;
 use crate::{DType, FormatError, TensorInfo};
 
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
+/// Where tensors start.
+pub const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_DIMENSIONS: u32 = 4;
 /// Longest tensor name the format allows, in bytes.
@@ -146,7 +150,7 @@ fn parse_name(reader: &mut Reader<'_>, what: &dyn std::fmt::Display) -> Result<S
 }
 
 fn alignment(reader: &Reader<'_>, metadata: &GgufMetadata) -> Result<u64, FormatError> {
-    let alignment = metadata.get::<u64>("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
+    let alignment = metadata.get::<u64>(ALIGNMENT_KEY)?.unwrap_or(DEFAULT_ALIGNMENT);
     if alignment.is_power_of_two() {
         return Ok(alignment);
     }

@@ -1,18 +1,25 @@
 //! Writes GGUF v3: keys and tensor descriptions first, then data in pieces, so that a file may be larger than memory.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
-use super::DEFAULT_ALIGNMENT;
+use super::{ALIGNMENT_KEY, Array, DEFAULT_ALIGNMENT, Value};
 use crate::DType;
 
 /// Codes of value types.
 mod kind {
+    pub(super) const U8: u32 = 0;
+    pub(super) const I8: u32 = 1;
+    pub(super) const U16: u32 = 2;
+    pub(super) const I16: u32 = 3;
     pub(super) const U32: u32 = 4;
     pub(super) const I32: u32 = 5;
     pub(super) const F32: u32 = 6;
     pub(super) const BOOL: u32 = 7;
     pub(super) const STRING: u32 = 8;
     pub(super) const ARRAY: u32 = 9;
+    pub(super) const U64: u32 = 10;
+    pub(super) const I64: u32 = 11;
+    pub(super) const F64: u32 = 12;
 }
 
 /// A tensor whose data is to be written.
@@ -29,11 +36,18 @@ pub struct TensorPlan {
 }
 
 /// A file under construction.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct GgufWriter {
     keys: Vec<u8>,
     key_count: u64,
     tensors: Vec<TensorPlan>,
+    alignment: u32,
+}
+
+impl Default for GgufWriter {
+    fn default() -> Self {
+        Self { keys: Vec::new(), key_count: 0, tensors: Vec::new(), alignment: DEFAULT_ALIGNMENT as u32 }
+    }
 }
 
 impl GgufWriter {
@@ -41,6 +55,15 @@ impl GgufWriter {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A file whose tensors start at multiples of `alignment`, a power of two, counted from its beginning; the key says so.
+    #[must_use]
+    pub fn aligned(alignment: u32) -> Self {
+        let alignment = alignment.max(1).next_power_of_two();
+        let mut writer = Self { alignment, ..Self::default() };
+        writer.u32(ALIGNMENT_KEY, alignment);
+        writer
     }
 
     fn key(&mut self, key: &str, kind: u32) -> &mut Vec<u8> {
@@ -83,6 +106,30 @@ impl GgufWriter {
         out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
 
+    /// Adds a key with any value, as it was read.
+    pub fn value(&mut self, key: &str, value: &Value) {
+        macro_rules! scalar {
+            ($kind:ident, $value:expr) => {
+                self.key(key, kind::$kind).extend($value.to_le_bytes())
+            };
+        }
+        match value {
+            Value::U8(value) => scalar!(U8, value),
+            Value::I8(value) => scalar!(I8, value),
+            Value::U16(value) => scalar!(U16, value),
+            Value::I16(value) => scalar!(I16, value),
+            Value::U32(value) => scalar!(U32, value),
+            Value::I32(value) => scalar!(I32, value),
+            Value::U64(value) => scalar!(U64, value),
+            Value::I64(value) => scalar!(I64, value),
+            Value::F32(value) => scalar!(F32, value),
+            Value::F64(value) => scalar!(F64, value),
+            Value::Bool(value) => self.bool(key, *value),
+            Value::String(bytes) => put_string(self.key(key, kind::STRING), bytes),
+            Value::Array(array) => put_array(self.key(key, kind::ARRAY), array),
+        }
+    }
+
     /// Adds a tensor, sizes outermost first. Returns whether its rows are whole blocks of the type; if not, it is not added.
     #[must_use]
     pub fn tensor(&mut self, name: &str, dtype: DType, shape: &[u64]) -> bool {
@@ -111,7 +158,7 @@ impl GgufWriter {
     ) -> io::Result<()> {
         let header = self.header();
         out.write_all(&header)?;
-        pad(out, header.len() as u64)?;
+        self.pad(out, header.len() as u64)?;
         for tensor in &self.tensors {
             let mut counted = Counted { out, bytes: 0 };
             data(tensor, &mut counted)?;
@@ -120,7 +167,7 @@ impl GgufWriter {
                 let text = format!("{}: expected {} bytes, got {written}", tensor.name, tensor.bytes);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             }
-            pad(out, written)?;
+            self.pad(out, written)?;
         }
         out.flush()
     }
@@ -138,9 +185,14 @@ impl GgufWriter {
             header.extend(tensor.shape.iter().rev().flat_map(|size| size.to_le_bytes()));
             header.extend(tensor.dtype.code().to_le_bytes());
             header.extend(offset.to_le_bytes());
-            offset = offset.saturating_add(tensor.bytes.next_multiple_of(DEFAULT_ALIGNMENT));
+            offset = offset.saturating_add(tensor.bytes.next_multiple_of(u64::from(self.alignment)));
         }
         header
+    }
+
+    fn pad(&self, out: &mut dyn Write, written: u64) -> io::Result<()> {
+        let missing = written.next_multiple_of(u64::from(self.alignment)) - written;
+        io::copy(&mut io::repeat(0).take(missing), out).map(drop)
     }
 }
 
@@ -160,14 +212,42 @@ impl Write for Counted<'_> {
     }
 }
 
-fn put_string(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
+fn put_string(out: &mut Vec<u8>, text: impl AsRef<[u8]>) {
+    let bytes = text.as_ref();
+    out.extend((bytes.len() as u64).to_le_bytes());
+    out.extend(bytes);
 }
 
-fn pad(out: &mut dyn Write, written: u64) -> io::Result<()> {
-    let missing = written.next_multiple_of(DEFAULT_ALIGNMENT) - written;
-    out.write_all(&[0; DEFAULT_ALIGNMENT as usize][..missing as usize])
+fn put_array(out: &mut Vec<u8>, array: &Array) {
+    macro_rules! items {
+        ($kind:ident, $values:expr) => {{
+            out.extend(kind::$kind.to_le_bytes());
+            out.extend(($values.len() as u64).to_le_bytes());
+            out.extend($values.iter().flat_map(|value| value.to_le_bytes()));
+        }};
+    }
+    match array {
+        Array::U8(values) => items!(U8, values),
+        Array::I8(values) => items!(I8, values),
+        Array::U16(values) => items!(U16, values),
+        Array::I16(values) => items!(I16, values),
+        Array::U32(values) => items!(U32, values),
+        Array::I32(values) => items!(I32, values),
+        Array::U64(values) => items!(U64, values),
+        Array::I64(values) => items!(I64, values),
+        Array::F32(values) => items!(F32, values),
+        Array::F64(values) => items!(F64, values),
+        Array::Bool(values) => {
+            out.extend(kind::BOOL.to_le_bytes());
+            out.extend((values.len() as u64).to_le_bytes());
+            out.extend(values.iter().map(|value| u8::from(*value)));
+        }
+        Array::String(values) => {
+            out.extend(kind::STRING.to_le_bytes());
+            out.extend((values.len() as u64).to_le_bytes());
+            values.iter().for_each(|value| put_string(out, value));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -208,6 +288,51 @@ mod tests {
             assert!(bytes[range].iter().all(|byte| *byte == fill), "{}", tensor.name);
         }
         assert_eq!(header.tensors[1].shape, [2, 3, 64]);
+    }
+
+    #[test]
+    fn any_value_reads_back_and_tensors_start_where_they_should() {
+        let values = [
+            Value::U8(1),
+            Value::I8(-1),
+            Value::U16(2),
+            Value::I16(-2),
+            Value::U32(3),
+            Value::I32(-3),
+            Value::U64(4),
+            Value::I64(-4),
+            Value::F32(0.5),
+            Value::F64(0.25),
+            Value::Bool(true),
+            Value::String((*b"not UTF-8: \xFF").into()),
+            Value::Array(Array::U8(vec![1])),
+            Value::Array(Array::I8(vec![-1])),
+            Value::Array(Array::U16(vec![2])),
+            Value::Array(Array::I16(vec![-2])),
+            Value::Array(Array::U32(vec![3])),
+            Value::Array(Array::I32(vec![-3])),
+            Value::Array(Array::U64(vec![4, 5])),
+            Value::Array(Array::I64(vec![-4])),
+            Value::Array(Array::F32(vec![0.5])),
+            Value::Array(Array::F64(vec![0.25])),
+            Value::Array(Array::Bool(vec![true, false])),
+            Value::Array(Array::String([&b"a"[..], b"", b"\xFF"].into_iter().collect())),
+        ];
+        let mut writer = GgufWriter::aligned(4096);
+        for (i, value) in values.iter().enumerate() {
+            writer.value(&format!("key {i}"), value);
+        }
+        assert!(writer.tensor("a", DType::I8, &[5]) && writer.tensor("b", DType::F32, &[3]));
+        let mut bytes = Vec::new();
+        writer.write(&mut bytes, &mut |tensor, out| out.write_all(&vec![7; tensor.bytes as usize])).unwrap();
+        let header = parse_gguf_bytes(&bytes).unwrap();
+        for (i, value) in values.iter().enumerate() {
+            assert_eq!(header.metadata.value(&format!("key {i}")), Some(value));
+        }
+        for tensor in &header.tensors {
+            assert!(tensor.offset.is_multiple_of(4096));
+            assert!(bytes[tensor.offset as usize..][..tensor.bytes as usize].iter().all(|byte| *byte == 7));
+        }
     }
 
     #[test]

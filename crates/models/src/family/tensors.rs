@@ -57,8 +57,8 @@ impl TensorIndex {
 impl From<&Checkpoint> for TensorIndex {
     fn from(checkpoint: &Checkpoint) -> Self {
         let specs = checkpoint
-            .tensors()
-            .map(|info| (info.name.clone(), TensorSpec { dtype: info.dtype, shape: info.shape.clone() }))
+            .declared()
+            .map(|(name, dtype, shape)| (name.to_owned(), TensorSpec { dtype, shape: shape.to_vec() }))
             .collect();
         Self { specs }
     }
