@@ -30,7 +30,7 @@ pub(crate) const CAST: Limit = EXACT;
 pub(crate) const fn product(compute: u32) -> Limit {
     match compute {
         // 127 levels: 1/127/sqrt(12) of the largest activation of 32.
-        QHAL_COMPUTE_I8_G32 | QHAL_COMPUTE_I8_G16 => Limit { nmse: 2e-4, max_abs: 5e-2 },
+        QHAL_COMPUTE_I8_G32 | QHAL_COMPUTE_I8_G16 | QHAL_COMPUTE_I8S_G32 => Limit { nmse: 2e-4, max_abs: 5e-2 },
         // About 15 bits.
         QHAL_COMPUTE_I8X2_G32 => Limit { nmse: 1e-8, max_abs: 5e-4 },
         // 8 bits of mantissa on activations, and on weights where the unit wants that.

@@ -97,6 +97,7 @@ pub(super) fn cases() -> Vec<Case> {
             (QHAL_COMPUTE_I8_G32, "i8_g32"),
             (QHAL_COMPUTE_I8_G16, "i8_g16"),
             (QHAL_COMPUTE_I8X2_G32, "i8x2_g32"),
+            (QHAL_COMPUTE_I8S_G32, "i8s_g32"),
         ] {
             // Rounded activations are a matter of quantised weights, bfloat16 ones of plain weights.
             let fits = match compute {
