@@ -1,5 +1,3 @@
-use std::io::Write;
-
 use super::*;
 use crate::gguf::{GgufHeader, parse_gguf_bytes};
 
