@@ -80,6 +80,13 @@ typedef struct qhal_plan qhal_plan;
 // Activations rounded to bfloat16, f32 accumulation.
 #define QHAL_COMPUTE_BF16 5
 
+// By row of activations: as I8X2_G32 if one value's square is more than `QHAL_SPIKE_SHARE` of the sum of the row's squares (in f32;
+// near the share either form will do), else as I8_G32.
+#define QHAL_COMPUTE_I8S_G32 6
+
+// Share of a row's energy that makes a value a spike.
+#define QHAL_SPIKE_SHARE 0.125
+
 // Copy rows of a table. In: ids `[T]` i32, table `[V, H]` any dtype. Out: `[T, H]` f32. An id outside 0..V gives a row of zeros.
 #define QHAL_OP_EMBED 1
 
