@@ -110,6 +110,9 @@ impl Isa {
     }
 }
 
+/// Bytes ahead that a stream of memory is asked for on processors with [`Isa::Amx`].
+pub(crate) const AHEAD: usize = 4096;
+
 /// Whether the processor multiplies bfloat16 pairs (and the environment allows AVX-512).
 #[must_use]
 pub fn has_avx512_bf16() -> bool {

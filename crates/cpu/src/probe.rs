@@ -233,6 +233,7 @@ mod vector {
     use std::hint::black_box;
 
     use super::sum_words;
+    use crate::isa::AHEAD;
 
     /// # Safety
     /// The processor has AVX-512 F, BW, VL and DQ.
@@ -247,7 +248,6 @@ mod vector {
     /// As [`sum_avx512`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) unsafe fn sum_ahead(words: &[u64]) -> u64 {
-        const AHEAD: usize = 4096;
         let mut sums = [0_u64; 64];
         let mut rows = words.chunks_exact(64);
         for row in &mut rows {

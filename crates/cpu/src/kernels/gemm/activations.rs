@@ -59,6 +59,11 @@ impl Format {
         RUNS * self.terms + 3 * self.subs
     }
 
+    /// Words that a row takes together with what [`round_tile`] tells of its tile.
+    pub(super) const fn slot_words(self, k: usize) -> usize {
+        self.row_words(k) + self.spikes as usize
+    }
+
     /// Words of one row of `k` inputs.
     pub(super) const fn row_words(self, k: usize) -> usize {
         k / GROUP * self.group_words()

@@ -16,14 +16,11 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use super::activations::Format;
-use super::avx512::unroll;
+use super::avx512::{tile_of, unroll};
 use super::wide::{RUNS, WideGroup};
 
 /// Rows of a tile register.
 const TILE_ROWS: usize = 16;
-
-/// Bytes that one-row products ask for ahead on these processors.
-pub(super) const AHEAD: usize = 4096;
 
 /// Fewest tokens for which the way through tile registers is worth it.
 pub(super) const MIN_TOKENS: usize = 8;
@@ -186,33 +183,6 @@ pub(super) unsafe fn multiply(
     words: &[u32],
     acc: &mut [f32],
 ) {
-    /// Turns run-time values into constants, one at a time.
-    macro_rules! by_width {
-        ($h:literal, $s:literal, $t:literal, $m:literal) => {
-            match width {
-                1 => tile::<$h, $s, $t, $m, 1>(tiles, wide, words, acc),
-                2 => tile::<$h, $s, $t, $m, 2>(tiles, wide, words, acc),
-                4 => tile::<$h, $s, $t, $m, 4>(tiles, wide, words, acc),
-                8 => tile::<$h, $s, $t, $m, 8>(tiles, wide, words, acc),
-                12 => tile::<$h, $s, $t, $m, 12>(tiles, wide, words, acc),
-                _ => tile::<$h, $s, $t, $m, 16>(tiles, wide, words, acc),
-            }
-        };
-    }
-    macro_rules! by_min {
-        ($h:literal, $s:literal, $t:literal) => {
-            if has_min { by_width!($h, $s, $t, true) } else { by_width!($h, $s, $t, false) }
-        };
-    }
     // SAFETY: the caller's promise.
-    unsafe {
-        match (halves, format.subs, format.terms) {
-            (1, 1, 1) => by_min!(1, 1, 1),
-            (1, 1, _) => by_min!(1, 1, 2),
-            (1, _, 1) => by_min!(1, 2, 1),
-            (1, _, _) => by_min!(1, 2, 2),
-            (_, _, 1) => by_min!(2, 2, 1),
-            _ => by_min!(2, 2, 2),
-        }
-    }
+    unsafe { tile_of!(tile, format, halves, has_min, width, (tiles, wide, words, acc)) }
 }

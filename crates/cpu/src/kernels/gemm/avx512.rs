@@ -31,6 +31,38 @@ macro_rules! unroll {
 }
 pub(super) use unroll;
 
+/// Calls a `tile` with the format, halves, minima and width as constants, turned so one at a time; the rest are its arguments.
+macro_rules! tile_of {
+    ($tile:ident, $format:expr, $halves:expr, $has_min:expr, $width:expr, $arguments:tt) => {
+        match ($halves, $format.subs, $format.terms) {
+            (1, 1, 1) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 1, 1),
+            (1, 1, _) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 1, 2),
+            (1, _, 1) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 2, 1),
+            (1, _, _) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 2, 2),
+            (_, _, 1) => tile_of!(@ $tile, $has_min, $width, $arguments, 2, 2, 1),
+            _ => tile_of!(@ $tile, $has_min, $width, $arguments, 2, 2, 2),
+        }
+    };
+    (@ $tile:ident, $has_min:expr, $width:expr, $arguments:tt, $h:literal, $s:literal, $t:literal) => {
+        if $has_min {
+            tile_of!(@@ $tile, $width, $arguments, $h, $s, $t, true)
+        } else {
+            tile_of!(@@ $tile, $width, $arguments, $h, $s, $t, false)
+        }
+    };
+    (@@ $tile:ident, $width:expr, $arguments:tt, $h:literal, $s:literal, $t:literal, $m:literal) => {
+        match $width {
+            1 => $tile::<$h, $s, $t, $m, 1> $arguments,
+            2 => $tile::<$h, $s, $t, $m, 2> $arguments,
+            4 => $tile::<$h, $s, $t, $m, 4> $arguments,
+            8 => $tile::<$h, $s, $t, $m, 8> $arguments,
+            12 => $tile::<$h, $s, $t, $m, 12> $arguments,
+            _ => $tile::<$h, $s, $t, $m, 16> $arguments,
+        }
+    };
+}
+pub(super) use tile_of;
+
 /// Adds a stretch of a panel times a tile; the vector twin of [`super::scalar::tile`].
 ///
 /// # Safety
@@ -105,35 +137,8 @@ pub(super) unsafe fn multiply(
     words: &[u32],
     acc: &mut [f32],
 ) {
-    /// Turns run-time values into constants, one at a time.
-    macro_rules! by_width {
-        ($h:literal, $s:literal, $t:literal, $m:literal) => {
-            match width {
-                1 => tile::<$h, $s, $t, $m, 1>(wide, words, acc),
-                2 => tile::<$h, $s, $t, $m, 2>(wide, words, acc),
-                4 => tile::<$h, $s, $t, $m, 4>(wide, words, acc),
-                8 => tile::<$h, $s, $t, $m, 8>(wide, words, acc),
-                12 => tile::<$h, $s, $t, $m, 12>(wide, words, acc),
-                _ => tile::<$h, $s, $t, $m, 16>(wide, words, acc),
-            }
-        };
-    }
-    macro_rules! by_min {
-        ($h:literal, $s:literal, $t:literal) => {
-            if has_min { by_width!($h, $s, $t, true) } else { by_width!($h, $s, $t, false) }
-        };
-    }
     // SAFETY: the caller's promise.
-    unsafe {
-        match (halves, format.subs, format.terms) {
-            (1, 1, 1) => by_min!(1, 1, 1),
-            (1, 1, _) => by_min!(1, 1, 2),
-            (1, _, 1) => by_min!(1, 2, 1),
-            (1, _, _) => by_min!(1, 2, 2),
-            (_, _, 1) => by_min!(2, 2, 1),
-            _ => by_min!(2, 2, 2),
-        }
-    }
+    unsafe { tile_of!(tile, format, halves, has_min, width, (wide, words, acc)) }
 }
 
 /// Sixteen rows.

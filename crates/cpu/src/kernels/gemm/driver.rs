@@ -70,7 +70,7 @@ impl Scratch {
 
     /// Words of all rows in a format: tiles, then a word a row for what [`round_tile`] tells of a tile.
     const fn words(&self, format: Format) -> usize {
-        self.slots * (format.row_words(self.k) + format.spikes as usize)
+        self.slots * format.slot_words(self.k)
     }
 
     /// Accumulators of a panel.
@@ -322,9 +322,9 @@ impl<'a> Problem<'a> {
     ) {
         let (words, spiked): (&[u32], &[u32]) = match Mode::of(&segment.layout, segment.compute) {
             Mode::Rounded(_, format) => {
-                let (words, row_words) = (words[format.index()], format.row_words(segment.layout.k()));
-                let slots = if format.spikes { words.len() / (row_words + 1) } else { words.len() / row_words };
-                let (words, spiked) = words.split_at(slots * row_words);
+                let (words, k) = (words[format.index()], segment.layout.k());
+                let row_words = format.row_words(k);
+                let (words, spiked) = words.split_at(words.len() / format.slot_words(k) * row_words);
                 (&words[block.first_slot * row_words..], spiked.get(block.first_slot..).unwrap_or_default())
             }
             _ => (&[], &[]),

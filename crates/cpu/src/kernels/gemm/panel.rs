@@ -164,7 +164,7 @@ impl Job<'_> {
             unsafe {
                 let format = tile_format(0);
                 if self.isa == Isa::Amx {
-                    super::avx512::gemv::<{ super::amx::AHEAD }>(form.dtype, format, panel, self.words, acc);
+                    super::avx512::gemv::<{ crate::isa::AHEAD }>(form.dtype, format, panel, self.words, acc);
                 } else if self.isa == Isa::Avx512 {
                     super::avx512::gemv::<0>(form.dtype, format, panel, self.words, acc);
                 } else {
