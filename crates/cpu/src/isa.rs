@@ -111,6 +111,7 @@ impl Isa {
 }
 
 /// Bytes ahead that a stream of memory is asked for on processors with [`Isa::Amx`].
+#[cfg(target_arch = "x86_64")]
 pub(crate) const AHEAD: usize = 4096;
 
 /// Whether the processor multiplies bfloat16 pairs (and the environment allows AVX-512).
