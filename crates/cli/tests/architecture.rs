@@ -11,6 +11,7 @@ use serde_json::Value;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("qwen-hal-abi", &[]),
     ("qwen-formats", &[]),
+    ("qwen-chips", &["qwen-hal-abi"]),
     ("qwen-hal", &["qwen-hal-abi"]),
     ("qwen-hal-check", &["qwen-hal", "qwen-formats"]),
     ("qwen-ir", &["qwen-formats"]),
