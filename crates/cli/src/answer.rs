@@ -52,7 +52,7 @@ pub fn run(
         if stop.load(Ordering::Relaxed) {
             engine.cancel(id);
         }
-        for output in engine.step()? {
+        for output in engine.step() {
             if answer.tokens.is_empty() && output.token.is_some() {
                 answer.time_to_first_token = begin.elapsed();
                 answer.start_to_first_token = crate::entry::since_start();
@@ -68,14 +68,14 @@ pub fn run(
                 // The engine must be free for the next request.
                 engine.cancel(id);
                 while engine.has_work() {
-                    engine.step()?;
+                    engine.step();
                 }
                 return Err(error);
             }
         }
     }
     match answer.finish {
-        FinishReason::Error(reason) => Err(CliError::Answer(reason)),
+        FinishReason::Error(reason) | FinishReason::Device(reason) => Err(CliError::Answer(reason)),
         _ => Ok(answer),
     }
 }

@@ -11,98 +11,50 @@ use qwen_ir::Phase;
 use qwen_models::tokenizer::{StreamDecoder, StreamOptions, Tokenizer};
 use qwen_runtime::{Batch, LogitRows, Model, RuntimeError, SequenceKv};
 
-use crate::{EngineError, LoadedModel, Logprobs, Sampler, SamplingParams, StopWatch};
+use crate::handle::About;
+use crate::stats::EngineStats;
+use crate::{
+    EngineError, FinishReason, Limits, LoadedModel, Output, Request, RequestId, RequestTimings, Sampler, StopWatch,
+};
 
-/// Identity of a request within an engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(pub u64);
-
-/// What is to be continued, and how.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Request {
-    /// Tokens.
-    pub prompt: Vec<u32>,
-    /// How to choose tokens and when to stop.
-    pub sampling: SamplingParams,
+/// Checks requests and makes them ready, on any thread.
+#[derive(Debug, Clone)]
+pub struct Preparer {
+    limits: Limits,
 }
 
-/// Why an answer ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FinishReason {
-    /// An end-of-text token of the model.
-    EndOfText,
-    /// One of the request's stop tokens.
-    StopToken(u32),
-    /// One of the request's stop texts.
-    StopText(String),
-    /// The limit of tokens, or the end of the context.
-    Length,
-    /// The request was cancelled.
-    Cancelled,
-    /// The logits were broken; the text is the reason.
-    Error(String),
+/// A request that was checked.
+#[derive(Debug)]
+pub struct Prepared {
+    request: Request,
+    most_tokens: usize,
+    sampler: Sampler,
 }
 
-impl FinishReason {
-    /// Name as in the OpenAI API.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::EndOfText | Self::StopToken(_) | Self::StopText(_) => "stop",
-            Self::Length => "length",
-            Self::Cancelled => "abort",
-            Self::Error(_) => "error",
+impl Preparer {
+    /// Checks a request.
+    ///
+    /// # Errors
+    /// If a parameter or token is out of range, or the request could never be computed.
+    pub fn prepare(&self, request: Request) -> Result<Prepared, EngineError> {
+        self.limits.check(&request)?;
+        let unsupported = |name, found: &str| EngineError::Parameter {
+            name,
+            expected: "nothing: this engine does not compute it".into(),
+            found: found.into(),
+        };
+        if request.constraint.is_some() {
+            return Err(unsupported("constraint", "a grammar"));
         }
+        if request.prompt_logprobs.is_some() {
+            return Err(unsupported("prompt_logprobs", "a number"));
+        }
+        if !request.resume.is_empty() {
+            return Err(unsupported("resume", "tokens"));
+        }
+        let sampler = Sampler::new(request.sampling.clone(), &request.prompt);
+        Ok(Prepared { most_tokens: self.limits.most_tokens(&request), sampler, request })
     }
-}
-
-/// What a step gave one request.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Output {
-    /// Whose.
-    pub id: RequestId,
-    /// The new token; none if the request ended without one.
-    pub token: Option<u32>,
-    /// Text that is certain now: complete characters that can't be part of a stop text.
-    pub text: String,
-    /// If asked for.
-    pub logprobs: Option<Logprobs>,
-    /// Set once, with the last output of a request.
-    pub finish: Option<FinishReason>,
-    /// Set together with `finish`.
-    pub timings: Option<RequestTimings>,
-}
-
-/// Where the time of a request went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RequestTimings {
-    /// Prompt tokens.
-    pub prompt_tokens: usize,
-    /// Generated tokens.
-    pub generated_tokens: usize,
-    /// From arrival to the first step.
-    pub queue: Duration,
-    /// From the first step to the first token.
-    pub prefill: Duration,
-    /// From the first to the last token.
-    pub decode: Duration,
-}
-
-impl RequestTimings {
-    /// Prompt tokens per second.
-    #[must_use]
-    pub fn prefill_rate(&self) -> f64 {
-        rate(self.prompt_tokens, self.prefill)
-    }
-    /// Generated tokens per second after the first.
-    #[must_use]
-    pub fn decode_rate(&self) -> f64 {
-        rate(self.generated_tokens.saturating_sub(1), self.decode)
-    }
-}
-
-fn rate(tokens: usize, time: Duration) -> f64 {
-    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
 }
 
 struct Sequence {
@@ -117,6 +69,7 @@ struct Sequence {
     decoder: StreamDecoder,
     stop: StopWatch,
     arrived: Instant,
+    deadline: Option<Instant>,
     started: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -141,7 +94,9 @@ impl Sequence {
         };
         RequestTimings {
             prompt_tokens: self.prompt_len,
+            cached_tokens: 0,
             generated_tokens: self.generated(),
+            preemptions: 0,
             queue: between(Some(self.arrived), self.started),
             prefill: between(self.started, self.first_token),
             decode: between(self.first_token, self.last_token),
@@ -157,6 +112,7 @@ pub struct Engine {
     promised_blocks: u32,
     next_id: u64,
     logits: Vec<f32>,
+    stats: EngineStats,
 }
 
 impl std::fmt::Debug for Engine {
@@ -172,7 +128,7 @@ impl std::fmt::Debug for Engine {
 impl Engine {
     /// An engine without requests.
     #[must_use]
-    pub const fn new(loaded: LoadedModel) -> Self {
+    pub fn new(loaded: LoadedModel) -> Self {
         Self {
             loaded,
             waiting: VecDeque::new(),
@@ -180,6 +136,7 @@ impl Engine {
             promised_blocks: 0,
             next_id: 1,
             logits: Vec::new(),
+            stats: EngineStats::default(),
         }
     }
 
@@ -205,44 +162,84 @@ impl Engine {
         !self.waiting.is_empty() || !self.running.is_empty()
     }
 
+    /// Config, tokenizer, template and limits, for an engine that moves to another thread; it gives its template away.
+    pub(crate) fn about(&mut self) -> About {
+        About {
+            config: self.loaded.config.clone(),
+            info: self.loaded.info.clone(),
+            tokenizer: self.loaded.tokenizer.clone(),
+            chat_template: self.loaded.chat_template.take().map(Arc::new),
+            limits: self.limits(),
+        }
+    }
+    /// What requests can ask for.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Limits {
+            vocab_size: number(self.vocab_size()),
+            model_vocab_size: number(self.loaded.model.vocab_size()),
+            max_seq_len: self.loaded.model.options().max_seq_len,
+            block_size: self.loaded.model.block_size(),
+            cache_blocks: self.loaded.model.cache_blocks(),
+        }
+    }
+    /// Checks requests and makes them ready, on any thread.
+    #[must_use]
+    pub fn preparer(&self) -> Preparer {
+        Preparer { limits: self.limits() }
+    }
+    /// Figures, as of the last step.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        let kv = self.loaded.model.memory().kv;
+        EngineStats {
+            waiting: self.waiting.len(),
+            running: self.running.len(),
+            max_sequences: self.loaded.model.options().max_sequences as usize,
+            block_size: self.loaded.model.block_size(),
+            blocks_total: kv.limit,
+            blocks_used: kv.used,
+            ..self.stats
+        }
+    }
+
     /// Takes a request.
     ///
     /// # Errors
-    /// If a parameter or token is out of range, or the prompt does not fit the context.
+    /// If a parameter or token is out of range, or the request could never be computed.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
-        let Request { prompt, sampling } = request;
-        sampling.validate(u32::try_from(self.vocab_size()).unwrap_or(u32::MAX))?;
-        self.check_tokens(&prompt)?;
-        let max_seq_len = self.loaded.model.options().max_seq_len;
-        if prompt.len() >= max_seq_len as usize {
-            return Err(EngineError::ContextLength { prompt: prompt.len(), max_seq_len });
-        }
-        let max_len = prompt.len().saturating_add(sampling.max_tokens as usize).min(max_seq_len as usize);
-        let block_size = self.loaded.model.block_size();
-        let (blocks, limit) = ((max_len as u32).div_ceil(block_size), self.loaded.model.cache_blocks());
-        if blocks > limit {
-            return Err(EngineError::CacheSize { tokens: max_len, blocks, block_size, limit });
-        }
+        let prepared = self.preparer().prepare(request)?;
         let id = RequestId(self.next_id);
-        self.next_id += 1;
-        let stop = StopWatch::new(&sampling.stop);
+        self.enqueue(prepared, id);
+        Ok(id)
+    }
+
+    /// Takes a request that was prepared for this engine, under an id that no request of it has.
+    pub(crate) fn enqueue(&mut self, prepared: Prepared, id: RequestId) {
+        let Prepared { request, most_tokens, sampler } = prepared;
+        self.next_id = self.next_id.max(id.0 + 1);
+        let stop = StopWatch::new(&request.sampling.stop);
         self.waiting.push_back(Sequence {
             id,
-            prompt_len: prompt.len(),
-            sampler: Sampler::new(sampling, &prompt),
-            tokens: prompt,
-            max_len,
+            prompt_len: request.prompt.len(),
+            sampler,
+            tokens: request.prompt,
+            max_len: most_tokens,
             kv: SequenceKv::default(),
-            blocks,
-            decoder: StreamDecoder::new(StreamOptions { skip_special: true, start_of_text: false }),
+            blocks: (most_tokens as u32).div_ceil(self.loaded.model.block_size()),
+            decoder: StreamDecoder::new(StreamOptions {
+                skip_special: request.sampling.skip_special,
+                start_of_text: false,
+            }),
             stop,
             arrived: Instant::now(),
+            deadline: request.deadline,
             started: None,
             first_token: None,
             last_token: None,
             cancelled: false,
         });
-        Ok(id)
     }
 
     /// Ends a request at the next step. Returns whether it was in flight.
@@ -251,40 +248,54 @@ impl Engine {
         all.find(|sequence| sequence.id == id).map(|sequence| sequence.cancelled = true).is_some()
     }
 
-    /// Computes one step. Outputs come in order of arrival of their requests.
-    ///
-    /// # Errors
-    /// If the device fails; every request in flight is ended then, its blocks are given back.
-    pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
+    /// Computes one step. Outputs come in order of arrival of their requests. If the device fails, every running request ends
+    /// with [`FinishReason::Device`].
+    pub fn step(&mut self) -> Vec<Output> {
+        let begin = Instant::now();
         let mut outputs = Vec::new();
-        self.drop_cancelled(&mut outputs)?;
+        self.drop_ended(begin, &mut outputs);
         self.admit();
-        let result = self.compute(&mut outputs);
-        if result.is_err() {
-            self.waiting.clear();
-            let mut released = Ok(());
+        if let Err(error) = self.compute(&mut outputs) {
+            self.stats.device_errors += 1;
+            let reason = FinishReason::Device(error.to_string());
+            outputs.retain(|output| output.finish.is_some());
             for sequence in std::mem::take(&mut self.running) {
-                released = released.and(self.retire(sequence));
+                if outputs.iter().all(|output| output.id != sequence.id) {
+                    outputs.push(ended(&sequence, reason.clone()));
+                }
+                self.retire(sequence);
             }
-            // The first error is the cause; one while cleaning up follows from it.
-            return result.and(released).map(|()| outputs);
         }
-        Ok(outputs)
+        outputs.sort_by_key(|output| output.id);
+        for output in &outputs {
+            self.stats.generated_tokens += u64::from(output.token.is_some());
+            if let Some(reason) = &output.finish {
+                self.stats.count_finish(reason);
+            }
+        }
+        self.stats.last_step_seconds = begin.elapsed().as_secs_f64();
+        self.stats.step_seconds += self.stats.last_step_seconds;
+        outputs
     }
 
-    fn drop_cancelled(&mut self, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
-        let waiting = std::mem::take(&mut self.waiting);
-        let (gone, waiting) = waiting.into_iter().partition::<VecDeque<_>, _>(|s| s.cancelled);
-        self.waiting = waiting;
-        for sequence in gone {
-            outputs.push(ended(&sequence, FinishReason::Cancelled));
+    /// Ends what was cancelled or is late.
+    fn drop_ended(&mut self, now: Instant, outputs: &mut Vec<Output>) {
+        let reason = |s: &Sequence| match s.deadline {
+            _ if s.cancelled => Some(FinishReason::Cancelled),
+            Some(deadline) if deadline <= now => Some(FinishReason::Deadline),
+            _ => None,
+        };
+        self.waiting.retain(|sequence| {
+            outputs.extend(reason(sequence).map(|reason| ended(sequence, reason)));
+            reason(sequence).is_none()
+        });
+        for at in (0..self.running.len()).rev() {
+            if let Some(reason) = reason(&self.running[at]) {
+                let sequence = self.running.remove(at);
+                outputs.push(ended(&sequence, reason));
+                self.retire(sequence);
+            }
         }
-        while let Some(at) = self.running.iter().position(|s| s.cancelled) {
-            let sequence = self.running.remove(at);
-            outputs.push(ended(&sequence, FinishReason::Cancelled));
-            self.retire(sequence)?;
-        }
-        Ok(())
     }
 
     /// Starts waiting requests while their blocks are free. A request never waits behind nothing: what was accepted fits an
@@ -333,11 +344,10 @@ impl Engine {
                 self.forward(phase, &members, outputs, &mut finished)?;
             }
         }
-        outputs.sort_by_key(|output| output.id);
         finished.sort_unstable();
         for at in finished.into_iter().rev() {
             let sequence = self.running.remove(at);
-            self.retire(sequence)?;
+            self.retire(sequence);
         }
         Ok(())
     }
@@ -361,6 +371,7 @@ impl Engine {
         }
         self.logits.clear();
         self.loaded.model.forward(phase, &batch, &mut self.logits)?;
+        self.stats.count_step(batch.tokens() as u32, batch.sequences() as u32);
         let width = self.loaded.model.vocab_size();
         let vocab_size = self.vocab_size();
         let mut rows = self.logits.chunks_exact(width.max(1));
@@ -381,19 +392,10 @@ impl Engine {
         Ok(())
     }
 
-    fn retire(&mut self, mut sequence: Sequence) -> Result<(), EngineError> {
+    fn retire(&mut self, mut sequence: Sequence) {
         self.promised_blocks -= sequence.blocks;
-        Ok(self.loaded.model.release(&mut sequence.kv)?)
-    }
-
-    fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
-        if tokens.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        let vocab_size = u32::try_from(self.loaded.model.vocab_size()).unwrap_or(u32::MAX);
-        match tokens.iter().find(|id| **id >= vocab_size) {
-            Some(id) => Err(EngineError::TokenRange { id: *id, vocab_size }),
-            None => Ok(()),
+        if let Err(error) = self.loaded.model.release(&mut sequence.kv) {
+            tracing::error!(%error, "a block of a sequence");
         }
     }
 
@@ -404,7 +406,7 @@ impl Engine {
     /// # Errors
     /// If a token is out of range, the text does not fit the context or what is free of the cache, or the device fails.
     pub fn logits(&mut self, tokens: &[u32], decode: bool, sink: &mut dyn FnMut(&[f32])) -> Result<(), EngineError> {
-        self.check_tokens(tokens)?;
+        self.limits().check_tokens(tokens)?;
         let max_seq_len = self.loaded.model.options().max_seq_len;
         if tokens.len() > max_seq_len as usize {
             return Err(EngineError::ContextLength { prompt: tokens.len(), max_seq_len });
@@ -450,7 +452,7 @@ fn advance(sequence: &mut Sequence, loaded: &LoadedModel, row: &[f32]) -> Output
         forbidden.extend(loaded.config.eos_token_ids.iter().copied());
         forbidden.extend(loaded.tokenizer.iter().flat_map(|tokenizer| tokenizer.eos_ids().iter().copied()));
     }
-    let sampled = match sequence.sampler.sample(row, &forbidden) {
+    let sampled = match sequence.sampler.sample(row, &forbidden, None, &mut crate::sampling::Scratch::default()) {
         Ok(sampled) => sampled,
         Err(error) => return ended(sequence, FinishReason::Error(error.to_string())),
     };
@@ -485,6 +487,9 @@ fn advance(sequence: &mut Sequence, loaded: &LoadedModel, row: &[f32]) -> Output
     }
     if let Some(at) = released.stopped {
         let stop = sequence.sampler.params().stop.get(at).cloned().unwrap_or_default();
+        if sequence.sampler.params().include_stop {
+            released.text.push_str(&stop);
+        }
         finish = Some(FinishReason::StopText(stop));
     }
     let timings = finish.as_ref().map(|_| sequence.timings());
@@ -493,6 +498,7 @@ fn advance(sequence: &mut Sequence, loaded: &LoadedModel, row: &[f32]) -> Output
         token: Some(sampled.id),
         text: released.text,
         logprobs: sampled.logprobs,
+        prompt_logprobs: None,
         finish,
         timings,
     }
@@ -505,6 +511,7 @@ fn ended(sequence: &Sequence, reason: FinishReason) -> Output {
         token: None,
         text: String::new(),
         logprobs: None,
+        prompt_logprobs: None,
         finish: Some(reason),
         timings: Some(sequence.timings()),
     }

@@ -13,14 +13,22 @@
 
 mod engine;
 mod error;
+pub mod handle;
 mod load;
+mod request;
 mod sampling;
+mod stats;
 mod stop;
 
-pub use engine::{Engine, FinishReason, Output, Request, RequestId, RequestTimings};
+pub use engine::{Engine, Prepared, Preparer};
 pub use error::EngineError;
+pub use handle::{About, EngineHandle, Outputs, Progress, SubmitError};
 pub use load::{DEFAULT_SEQ_LEN, LoadOptions, LoadStage, LoadedModel, compile};
 pub use qwen_ir::MlaForm;
 pub use qwen_runtime::{Bytes, Compiled, KvDType, MemoryReport, PassName, Policy};
-pub use sampling::{Logprobs, Sampled, Sampler, SamplingParams, TokenLogprob, logprobs};
+pub use request::{
+    ClientKey, Constraint, FinishReason, Grammar, Limits, MAX_LOGPROBS, Output, Request, RequestId, RequestTimings,
+};
+pub use sampling::{Logprobs, Sampled, Sampler, SamplingParams, Scratch, TokenLogprob, logprobs};
+pub use stats::{EngineStats, STEP_TOKENS_BOUNDS};
 pub use stop::{Released, StopWatch};

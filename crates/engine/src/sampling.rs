@@ -3,7 +3,8 @@
 //! In: one row of logits, the tokens so far, [`SamplingParams`]. Out: a token and, if wanted, log-probabilities. The order is:
 //! bias, repetition penalty, frequency and presence penalty, temperature, top-k, top-p, min-p, draw. Log-probabilities are
 //! those of the model, before any of it. Token `n` of a request is drawn with the `n`-th number of the request's own
-//! generator, so a request gives the same text alone, in a batch, or executed again. Ties go to the lower token id.
+//! generator, so a request gives the same text alone, in a batch, or executed again. Ties go to the lower token id. Exponentials
+//! are our own and sums have a fixed order, so a choice is the same on every platform.
 
 use std::collections::{HashMap, HashSet};
 
@@ -43,6 +44,12 @@ pub struct SamplingParams {
     pub stop: Vec<String>,
     /// Tokens that end the answer, besides those of the model.
     pub stop_token_ids: Vec<u32>,
+    /// Put the text that ended the answer into it.
+    pub include_stop: bool,
+    /// Leave markup of the model out of the text.
+    pub skip_special: bool,
+    /// Only these tokens are possible.
+    pub allowed_token_ids: Option<Vec<u32>>,
     /// Log-probabilities of the chosen token and so many best ones.
     pub logprobs: Option<u32>,
 }
@@ -64,6 +71,9 @@ impl Default for SamplingParams {
             ignore_eos: false,
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
+            include_stop: false,
+            skip_special: true,
+            allowed_token_ids: None,
             logprobs: None,
         }
     }
@@ -91,14 +101,15 @@ impl SamplingParams {
         for (_, bias) in &self.logit_bias {
             in_range("logit_bias", *bias, -1000.0, 1000.0)?;
         }
-        if self.max_tokens == 0 {
+        if self.allowed_token_ids.as_ref().is_some_and(Vec::is_empty) {
             return Err(EngineError::Parameter {
-                name: "max_tokens",
-                expected: "at least 1".into(),
-                found: "0".into(),
+                name: "allowed_token_ids",
+                expected: "at least one token".into(),
+                found: "none".into(),
             });
         }
         let ids = self.logit_bias.iter().map(|(id, _)| id).chain(&self.stop_token_ids);
+        let ids = ids.chain(self.allowed_token_ids.iter().flatten());
         if let Some(id) = ids.into_iter().find(|id| **id >= vocab_size) {
             return Err(EngineError::TokenRange { id: *id, vocab_size });
         }
@@ -140,6 +151,16 @@ pub struct Sampled {
     pub logprobs: Option<Logprobs>,
 }
 
+/// Memory that choosing a token works in; any number of samplers can share it one after the other.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// Logits with everything added that a request asks for.
+    changed: Vec<f32>,
+    weights: Vec<f32>,
+    sums: Vec<f64>,
+    best: Best,
+}
+
 /// State of one request: its counts and its generator.
 #[derive(Debug, Clone)]
 pub struct Sampler {
@@ -148,7 +169,6 @@ pub struct Sampler {
     in_answer: HashMap<u32, u32>,
     generator: ChaCha8Rng,
     drawn: u32,
-    candidates: Vec<(u32, f32)>,
 }
 
 impl Sampler {
@@ -158,7 +178,7 @@ impl Sampler {
         let penalised = if params.repetition_penalty == 1.0 { &[] } else { prompt };
         let in_prompt = penalised.iter().copied().collect();
         let generator = ChaCha8Rng::seed_from_u64(params.seed);
-        Self { params, in_prompt, in_answer: HashMap::new(), generator, drawn: 0, candidates: Vec::new() }
+        Self { params, in_prompt, in_answer: HashMap::new(), generator, drawn: 0 }
     }
 
     /// What it was made with.
@@ -167,30 +187,56 @@ impl Sampler {
         &self.params
     }
 
-    /// Chooses the next token. `forbidden` are tokens that can't be chosen now (end of text before `min_tokens`, padding).
+    /// Goes on as if it had chosen this token.
+    pub fn replay(&mut self, token: u32) {
+        self.drawn += 1;
+        *self.in_answer.entry(token).or_insert(0) += 1;
+    }
+
+    /// Chooses the next token. `forbidden` are tokens that can't be chosen now (end of text before `min_tokens`, padding);
+    /// `allowed`, if given, has a bit for each token that can, the lowest bit of a word first.
     ///
     /// # Errors
     /// [`EngineError::NonFinite`] if a logit is NaN or no token is possible.
-    pub fn sample(&mut self, logits: &[f32], forbidden: &[u32]) -> Result<Sampled, EngineError> {
-        if let Some(at) = logits.iter().position(|l| l.is_nan() || *l == f32::INFINITY) {
-            return Err(EngineError::NonFinite { token: at as u32, value: logits[at] });
-        }
-        self.candidates.clear();
-        self.candidates.extend((0u32..).zip(logits.iter().copied()));
-        self.penalise(forbidden);
-        let id = if self.params.temperature < 1e-5 { best(&self.candidates).map(|c| c.0) } else { self.draw() };
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        forbidden: &[u32],
+        allowed: Option<&[u32]>,
+        scratch: &mut Scratch,
+    ) -> Result<Sampled, EngineError> {
+        let of_model = largest(logits).map_err(|token| {
+            let value = logits.get(token).copied().unwrap_or(f32::NAN);
+            EngineError::NonFinite { token: token as u32, value }
+        })?;
+        let mut changed = std::mem::take(&mut scratch.changed);
+        let is_changed = self.change(logits, forbidden, allowed, &mut changed);
+        let final_logits = if is_changed { changed.as_slice() } else { logits };
+        let top = if is_changed { largest(final_logits).unwrap_or(f32::INFINITY) } else { of_model };
+        let id = match top {
+            top if !top.is_finite() => None,
+            top if self.params.temperature < 1e-5 => first_equal(final_logits, top),
+            top => self.draw(final_logits, top, scratch),
+        };
+        scratch.changed = changed;
         let id = id.ok_or(EngineError::NonFinite { token: 0, value: f32::NEG_INFINITY })?;
-        self.drawn += 1;
-        *self.in_answer.entry(id).or_insert(0) += 1;
-        let logprobs = self.params.logprobs.map(|n| logprobs(logits, id, n as usize));
+        self.replay(id);
+        let logprobs = self.params.logprobs.map(|n| logprobs_with(logits, of_model, id, n as usize, scratch));
         Ok(Sampled { id, logprobs })
     }
 
-    fn penalise(&mut self, forbidden: &[u32]) {
+    /// Writes the logits that the request asks for; false if they are those of the model.
+    fn change(&self, logits: &[f32], forbidden: &[u32], allowed: Option<&[u32]>, out: &mut Vec<f32>) -> bool {
         let p = &self.params;
-        let candidates = &mut self.candidates;
+        let counts = p.repetition_penalty != 1.0 || p.frequency_penalty != 0.0 || p.presence_penalty != 0.0;
+        let is_restricted = allowed.is_some() || p.allowed_token_ids.is_some() || !forbidden.is_empty();
+        if !counts && !is_restricted && p.logit_bias.is_empty() {
+            return false;
+        }
+        out.clear();
+        out.extend_from_slice(logits);
         let mut change = |id: u32, f: &dyn Fn(f32) -> f32| {
-            if let Some((_, logit)) = candidates.get_mut(id as usize) {
+            if let Some(logit) = out.get_mut(id as usize) {
                 *logit = f(*logit);
             }
         };
@@ -211,79 +257,237 @@ impl Sampler {
         for id in forbidden {
             change(*id, &|_| f32::NEG_INFINITY);
         }
+        if let Some(ids) = &p.allowed_token_ids {
+            let kept: Vec<(usize, f32)> =
+                ids.iter().filter_map(|id| Some((*id as usize, *out.get(*id as usize)?))).collect();
+            out.fill(f32::NEG_INFINITY);
+            kept.into_iter().for_each(|(id, logit)| out[id] = logit);
+        }
+        if let Some(words) = allowed {
+            let mut words = words.iter();
+            for logits in out.chunks_mut(32) {
+                match words.next().copied().unwrap_or(0) {
+                    u32::MAX => {}
+                    0 => logits.fill(f32::NEG_INFINITY),
+                    word => {
+                        let impossible = logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                        impossible.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+                    }
+                }
+            }
+        }
+        true
     }
 
-    fn draw(&mut self) -> Option<u32> {
+    fn unit(&mut self) -> f64 {
+        self.generator.set_word_pos(u128::from(self.drawn) * 2);
+        (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Weights are relative to the best token, whose weight is 1: so min-p is a bound on them, whatever top-k and top-p leave.
+    fn draw(&mut self, logits: &[f32], top: f32, scratch: &mut Scratch) -> Option<u32> {
+        let unit = self.unit();
         let p = &self.params;
-        let (_, top) = best(&self.candidates)?;
-        if top == f32::NEG_INFINITY {
-            return None;
+        let scale = 1.0 / p.temperature;
+        let keep = if p.top_k == 0 { usize::MAX } else { p.top_k as usize };
+        if keep >= logits.len() && p.top_p >= 1.0 {
+            scratch.weights.clear();
+            scratch.weights.extend(logits.iter().map(|logit| exp((logit - top) * scale)));
+            if p.min_p > 0.0 {
+                scratch.weights.iter_mut().filter(|weight| **weight < p.min_p).for_each(|weight| *weight = 0.0);
+            }
+            return pick(&scratch.weights, &mut scratch.sums, unit);
         }
-        // Weights are relative to the best, whose weight is 1: so min-p is a bound on them, whatever top-k and top-p leave.
-        let temperature = f64::from(p.temperature);
-        let mut weights: Vec<(u32, f64)> = self
-            .candidates
-            .iter()
-            .map(|(id, logit)| (*id, (f64::from(logit - top) / temperature).exp()))
-            .filter(|(_, weight)| *weight > 0.0)
-            .collect();
-        let order = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        let keep = p.top_k as usize;
-        if keep > 0 && keep < weights.len() {
-            weights.select_nth_unstable_by(keep - 1, order);
-            weights.truncate(keep);
+        let mut limit = f64::INFINITY;
+        let mut n = keep.min(logits.len());
+        if keep >= logits.len() {
+            scratch.weights.clear();
+            scratch.weights.extend(logits.iter().map(|logit| exp((logit - top) * scale)));
+            limit = f64::from(p.top_p) * block_sums(&scratch.weights, &mut scratch.sums);
+            // Most distributions reach their share with few tokens; if not, more are looked at.
+            n = n.min(FEW);
         }
-        if p.top_p < 1.0 {
-            weights.sort_unstable_by(order);
-            let limit = f64::from(p.top_p) * weights.iter().map(|w| w.1).sum::<f64>();
+        loop {
+            scratch.best.find(logits, n);
+            let weights = scratch.best.found.iter().map(|(id, logit)| (*id, f64::from(exp((logit - top) * scale))));
+            if limit.is_infinite() && p.top_p < 1.0 {
+                limit = f64::from(p.top_p) * weights.clone().map(|(_, weight)| weight).sum::<f64>();
+            }
             let mut sum = 0.0;
-            let reached = weights.iter().position(|(_, weight)| {
+            let reached = weights.clone().position(|(_, weight)| {
                 sum += weight;
                 sum >= limit
             });
-            weights.truncate(reached.map_or(weights.len(), |i| i + 1));
-        } else {
-            // A fixed order makes the draw a function of the distribution alone.
-            weights.sort_unstable_by_key(|(id, _)| *id);
-        }
-        weights.retain(|(_, weight)| *weight >= f64::from(p.min_p));
-        let total: f64 = weights.iter().map(|w| w.1).sum();
-        self.generator.set_word_pos(u128::from(self.drawn) * 2);
-        let unit = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let mut rest = unit * total;
-        for (id, weight) in &weights {
-            rest -= weight;
-            if rest < 0.0 {
-                return Some(*id);
+            if reached.is_none() && n < keep.min(logits.len()) {
+                n = n.saturating_mul(FEW);
+                continue;
             }
+            let kept = reached.map_or(scratch.best.found.len(), |i| i + 1);
+            let kept = weights.take(kept).filter(|(_, weight)| *weight >= f64::from(p.min_p) && *weight > 0.0);
+            let mut rest = unit * kept.clone().map(|(_, weight)| weight).sum::<f64>();
+            let chosen = kept.clone().find(|(_, weight)| {
+                rest -= weight;
+                rest < 0.0
+            });
+            return chosen.or_else(|| kept.last()).map(|(id, _)| id);
         }
-        weights.last().map(|(id, _)| *id)
     }
 }
 
-fn best(candidates: &[(u32, f32)]) -> Option<(u32, f32)> {
-    candidates.iter().copied().reduce(|a, b| if b.1 > a.1 { b } else { a })
+/// Tokens that top-p looks at first.
+const FEW: usize = 64;
+/// Values that are looked at together.
+const BLOCK: usize = 64;
+
+/// The largest value, or where one is NaN or positive infinity.
+fn largest(values: &[f32]) -> Result<f32, usize> {
+    const LANES: usize = 16;
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    let mut broken = [0u32; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for i in 0..LANES {
+            tops[i] = if chunk[i] > tops[i] { chunk[i] } else { tops[i] };
+            // Neither NaN nor infinity is below infinity.
+            broken[i] |= u32::from(!matches!(chunk[i].partial_cmp(&f32::INFINITY), Some(std::cmp::Ordering::Less)));
+        }
+    }
+    let is_broken = |x: &f32| x.is_nan() || *x == f32::INFINITY;
+    if broken.iter().any(|b| *b != 0) || chunks.remainder().iter().any(is_broken) {
+        return Err(values.iter().position(is_broken).unwrap_or(0));
+    }
+    Ok(tops.iter().chain(chunks.remainder()).copied().fold(f32::NEG_INFINITY, f32::max))
+}
+
+/// The lowest index of a value.
+fn first_equal(values: &[f32], value: f32) -> Option<u32> {
+    let block = values.chunks(BLOCK).position(|block| block.iter().fold(false, |found, x| found | (*x == value)))?;
+    let at = values[block * BLOCK..].iter().position(|x| *x == value)?;
+    Some((block * BLOCK + at) as u32)
+}
+
+/// e to the power of `x`, for `x` at most 0: the same bits on every platform, within 2e-7 of the value; 0 below -87.
+fn exp(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0;
+    let x = if x > -87.0 { x } else { -88.0 };
+    let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    // ln 2 in two parts, the first with few enough bits that its product with n is exact.
+    let r = x - n * 0.693_359_4 - n * -2.121_944_4e-4;
+    let p = 1.987_569_1e-4;
+    let p = p * r + 1.398_199_9e-3;
+    let p = p * r + 8.333_452e-3;
+    let p = p * r + 4.166_579_6e-2;
+    let p = p * r + 1.666_666_5e-1;
+    let p = p * r + 5.000_000_1e-1;
+    let value = p * r * r + r + 1.0;
+    // From -126 on, 2^n is a number of its own exponent; below, the weight counts for nothing.
+    let power = f32::from_bits((((n as i32) + 127).max(0) as u32) << 23);
+    if x > -87.0 { value * power } else { 0.0 }
+}
+
+/// Sums of blocks in a fixed order, and the sum of these.
+fn block_sums(weights: &[f32], sums: &mut Vec<f64>) -> f64 {
+    sums.clear();
+    sums.extend(weights.chunks(BLOCK).map(|block| {
+        let mut lanes = [0.0f64; 8];
+        for part in block.chunks(8) {
+            for (lane, weight) in lanes.iter_mut().zip(part) {
+                *lane += f64::from(*weight);
+            }
+        }
+        lanes.iter().sum::<f64>()
+    }));
+    sums.iter().sum()
+}
+
+/// The index that `unit`, from 0 to below 1, falls on if every index is as long as its weight.
+fn pick(weights: &[f32], sums: &mut Vec<f64>, unit: f64) -> Option<u32> {
+    let mut rest = unit * block_sums(weights, sums);
+    let mut last = None;
+    for (block, sum) in sums.iter().enumerate() {
+        if *sum <= 0.0 {
+            continue;
+        }
+        let start = block * BLOCK;
+        let here = weights[start..].iter().take(BLOCK).enumerate().filter(|(_, weight)| **weight > 0.0);
+        if rest < *sum {
+            for (i, weight) in here {
+                last = Some((start + i) as u32);
+                rest -= f64::from(*weight);
+                if rest < 0.0 {
+                    break;
+                }
+            }
+            return last;
+        }
+        last = here.last().map(|(i, _)| (start + i) as u32);
+        rest -= sum;
+    }
+    last
+}
+
+/// Finds the largest of many values.
+#[derive(Debug, Default)]
+struct Best {
+    tops: Vec<f32>,
+    order: Vec<f32>,
+    /// Index and value, the largest first, of equal ones the lower index.
+    found: Vec<(u32, f32)>,
+}
+
+impl Best {
+    /// The `n` largest values that are not negative infinity. Exact: the `n`-th largest top of a block is a lower bound of the
+    /// `n`-th largest value, so few values are left to be ordered.
+    fn find(&mut self, values: &[f32], n: usize) {
+        self.found.clear();
+        if n == 0 {
+            return;
+        }
+        self.tops.clear();
+        self.tops.extend(values.chunks(BLOCK).map(|block| block.iter().copied().fold(f32::NEG_INFINITY, f32::max)));
+        let mut bound = f32::NEG_INFINITY;
+        if n <= self.tops.len() {
+            self.order.clone_from(&self.tops);
+            bound = *self.order.select_nth_unstable_by(n - 1, |a, b| b.total_cmp(a)).1;
+        }
+        for (block, top) in self.tops.iter().enumerate().filter(|(_, top)| **top >= bound) {
+            if *top == f32::NEG_INFINITY {
+                continue;
+            }
+            let start = block * BLOCK;
+            let here = values[start..].iter().take(BLOCK).enumerate();
+            let here = here.filter(|(_, value)| **value >= bound && **value > f32::NEG_INFINITY);
+            self.found.extend(here.map(|(i, value)| ((start + i) as u32, *value)));
+        }
+        let order = |a: &(u32, f32), b: &(u32, f32)| {
+            b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal).then(a.0.cmp(&b.0))
+        };
+        if n < self.found.len() {
+            self.found.select_nth_unstable_by(n - 1, order);
+            self.found.truncate(n);
+        }
+        self.found.sort_unstable_by(order);
+    }
 }
 
 /// Log-probabilities of a token and of the `n` best.
 #[must_use]
 pub fn logprobs(logits: &[f32], chosen: u32, n: usize) -> Logprobs {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|l| f64::from(l - top).exp()).sum();
-    let norm = f64::from(top) + sum.ln();
+    logprobs_with(logits, top, chosen, n, &mut Scratch::default())
+}
+
+fn logprobs_with(logits: &[f32], top: f32, chosen: u32, n: usize, scratch: &mut Scratch) -> Logprobs {
+    scratch.weights.clear();
+    scratch.weights.extend(logits.iter().map(|logit| exp(logit - top)));
+    let norm = f64::from(top) + block_sums(&scratch.weights, &mut scratch.sums).ln();
     // -9999 is what clients of the OpenAI API get for an impossible token; JSON has no infinity.
     let logprob = |logit: f32| ((f64::from(logit) - norm) as f32).max(-9999.0);
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let n = n.min(order.len());
-    let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-    if n > 0 && n < order.len() {
-        order.select_nth_unstable_by(n - 1, by_logit);
-    }
-    order.truncate(n);
-    order.sort_unstable_by(by_logit);
+    scratch.best.find(logits, n.min(logits.len()));
+    let of = |(id, logit): &(u32, f32)| TokenLogprob { id: *id, logprob: logprob(*logit) };
     Logprobs {
         chosen: TokenLogprob { id: chosen, logprob: logits.get(chosen as usize).map_or(-9999.0, |l| logprob(*l)) },
-        top: order.into_iter().map(|id| TokenLogprob { id, logprob: logprob(logits[id as usize]) }).collect(),
+        top: scratch.best.found.iter().map(of).collect(),
     }
 }
 
@@ -298,7 +502,7 @@ mod tests {
         let mut counts = vec![0u32; logits.len()];
         for seed in 0..n {
             let mut s = sampler(SamplingParams { seed, ..params.clone() });
-            counts[s.sample(logits, &[]).unwrap().id as usize] += 1;
+            counts[s.sample(logits, &[], None, &mut Scratch::default()).unwrap().id as usize] += 1;
         }
         counts.into_iter().map(|c| f64::from(c) / n as f64).collect()
     }
@@ -306,8 +510,8 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_equals() {
         let mut s = sampler(SamplingParams { temperature: 0.0, ..Default::default() });
-        assert_eq!(s.sample(&[1.0, 3.0, 3.0, 2.0], &[]).unwrap().id, 1);
-        assert_eq!(s.sample(&[1.0, 3.0, 3.0, 2.0], &[1, 2]).unwrap().id, 3);
+        assert_eq!(s.sample(&[1.0, 3.0, 3.0, 2.0], &[], None, &mut Scratch::default()).unwrap().id, 1);
+        assert_eq!(s.sample(&[1.0, 3.0, 3.0, 2.0], &[1, 2], None, &mut Scratch::default()).unwrap().id, 3);
     }
 
     #[test]
@@ -348,9 +552,9 @@ mod tests {
         };
         let mut s = Sampler::new(params, &[0]);
         // Token 0 is in the prompt: 4.0 / 2 = 2.0 < 3.0.
-        assert_eq!(s.sample(&[4.0, 3.0, 1.0], &[]).unwrap().id, 1);
+        assert_eq!(s.sample(&[4.0, 3.0, 1.0], &[], None, &mut Scratch::default()).unwrap().id, 1);
         // Token 1 is in the answer now: 3.0 / 2 - 0.5 - 0.25 = 0.75 < 1.0; token 0: -4 * 2.
-        assert_eq!(s.sample(&[-4.0, 3.0, 1.0], &[]).unwrap().id, 2);
+        assert_eq!(s.sample(&[-4.0, 3.0, 1.0], &[], None, &mut Scratch::default()).unwrap().id, 2);
     }
 
     #[test]
@@ -381,9 +585,10 @@ mod tests {
             let mut s = Sampler::new(params.clone(), &prompt);
             let mut answer = Vec::new();
             for _ in 0..60 {
-                let id = s.sample(&logits, &[]).unwrap().id;
-                assert_eq!(s.candidates.iter().map(|c| c.1.to_bits()).collect::<Vec<_>>(), expected(&answer));
-                answer.push(id);
+                let mut changed = Vec::new();
+                assert!(s.change(&logits, &[], None, &mut changed));
+                assert_eq!(changed.iter().map(|l| l.to_bits()).collect::<Vec<_>>(), expected(&answer));
+                answer.push(s.sample(&logits, &[], None, &mut Scratch::default()).unwrap().id);
             }
             answer
         };
@@ -395,7 +600,7 @@ mod tests {
         let logits: Vec<f32> = (0..50).map(|i| (i as f32 * 0.37).sin()).collect();
         let run = |seed| {
             let mut s = sampler(SamplingParams { seed, ..Default::default() });
-            (0..40).map(|_| s.sample(&logits, &[]).unwrap().id).collect::<Vec<_>>()
+            (0..40).map(|_| s.sample(&logits, &[], None, &mut Scratch::default()).unwrap().id).collect::<Vec<_>>()
         };
         assert_eq!(run(7), run(7));
         assert_ne!(run(7), run(8));
@@ -404,10 +609,10 @@ mod tests {
     #[test]
     fn broken_logits_are_an_error() {
         let mut s = sampler(SamplingParams::default());
-        assert!(s.sample(&[0.0, f32::NAN], &[]).is_err());
-        assert!(s.sample(&[f32::INFINITY, 0.0], &[]).is_err());
-        assert!(s.sample(&[f32::NEG_INFINITY; 2], &[]).is_err());
-        assert!(s.sample(&[1.0, 2.0], &[0, 1]).is_err());
+        assert!(s.sample(&[0.0, f32::NAN], &[], None, &mut Scratch::default()).is_err());
+        assert!(s.sample(&[f32::INFINITY, 0.0], &[], None, &mut Scratch::default()).is_err());
+        assert!(s.sample(&[f32::NEG_INFINITY; 2], &[], None, &mut Scratch::default()).is_err());
+        assert!(s.sample(&[1.0, 2.0], &[0, 1], None, &mut Scratch::default()).is_err());
     }
 
     #[test]
@@ -427,5 +632,112 @@ mod tests {
         assert!(check(SamplingParams { logit_bias: vec![(10, 1.0)], ..Default::default() }).contains("10"));
         assert!(check(SamplingParams { stop: vec![String::new()], ..Default::default() }).contains("stop"));
         SamplingParams::default().validate(10).unwrap();
+    }
+
+    fn noise(n: usize, seed: u64) -> Vec<f32> {
+        let mut generator = ChaCha8Rng::seed_from_u64(seed);
+        (0..n).map(|_| (generator.next_u64() >> 40) as f32 / (1 << 20) as f32 - 8.0).collect()
+    }
+
+    #[test]
+    fn exp_is_close_and_ends_at_zero() {
+        let worst = (0..870_000).map(|i| {
+            let x = -(i as f32) / 10_000.0;
+            let exact = f64::from(x).exp();
+            (f64::from(exp(x)) - exact).abs() / exact
+        });
+        let worst = worst.fold(0.0, f64::max);
+        assert!(worst < 2e-7, "{worst:e}");
+        assert_eq!([exp(0.0), exp(-100.0), exp(f32::NEG_INFINITY)], [1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_best_are_those_of_a_full_sort() {
+        for (len, seed) in [(1, 0), (63, 1), (64, 2), (65, 3), (1000, 4), (5000, 5)] {
+            let mut values = noise(len, seed);
+            for i in 0..len / 3 {
+                // No negative zero, which is ordered otherwise here than below.
+                values[i * 2] = (values[i * 2] * 4.0).round() / 4.0 + 0.0;
+            }
+            if len > 100 {
+                values[5..90].fill(f32::NEG_INFINITY);
+            }
+            let mut sorted: Vec<(u32, f32)> = (0u32..).zip(values.iter().copied()).collect();
+            sorted.retain(|(_, value)| *value > f32::NEG_INFINITY);
+            sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            for n in [0, 1, 2, 20, 64, 300, len] {
+                let mut best = Best::default();
+                best.find(&values, n);
+                assert!(best.found == sorted[..n.min(sorted.len())], "{n} of {len}");
+            }
+            assert_eq!(first_equal(&values, largest(&values).unwrap()), sorted.first().map(|(id, _)| *id));
+        }
+    }
+
+    /// The definition, in float64 and with sorted lists, over a vocabulary that takes more than one look.
+    #[test]
+    fn choices_are_those_of_the_definition() {
+        let logits = noise(3000, 9);
+        let cases = [
+            SamplingParams { top_p: 0.9, temperature: 0.7, ..Default::default() },
+            SamplingParams { top_p: 0.999, temperature: 3.0, ..Default::default() },
+            SamplingParams { top_k: 40, top_p: 0.8, min_p: 0.02, ..Default::default() },
+            SamplingParams { min_p: 0.1, temperature: 1.5, ..Default::default() },
+            SamplingParams { temperature: 2.0, ..Default::default() },
+        ];
+        for params in cases {
+            let mut sorted: Vec<(u32, f64)> = (0u32..).zip(logits.iter().map(|l| f64::from(*l))).collect();
+            sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let top = sorted[0].1;
+            let mut kept: Vec<(u32, f64)> =
+                sorted.into_iter().map(|(id, l)| (id, ((l - top) / f64::from(params.temperature)).exp())).collect();
+            if params.top_k > 0 {
+                kept.truncate(params.top_k as usize);
+            }
+            if params.top_p < 1.0 {
+                let limit = f64::from(params.top_p) * kept.iter().map(|k| k.1).sum::<f64>();
+                let mut sum = 0.0;
+                let n = kept.iter().position(|k| {
+                    sum += k.1;
+                    sum >= limit
+                });
+                kept.truncate(n.unwrap() + 1);
+            }
+            kept.retain(|k| k.1 >= f64::from(params.min_p));
+            if params.top_k == 0 && params.top_p == 1.0 {
+                kept.sort_by_key(|k| k.0);
+            }
+            let total: f64 = kept.iter().map(|k| k.1).sum();
+            for seed in 0..300 {
+                let mut s = sampler(SamplingParams { seed, ..params.clone() });
+                let mut rest = s.unit() * total;
+                let expected = kept.iter().find(|k| {
+                    rest -= k.1;
+                    rest < 0.0
+                });
+                let found = s.sample(&logits, &[], None, &mut Scratch::default()).unwrap().id;
+                assert_eq!(found, expected.unwrap().0, "{params:?} {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_is_allowed_is_chosen() {
+        let logits = noise(100, 3);
+        let mut allowed = [0u32; 4];
+        allowed[1] = 1 << 7 | 1 << 9;
+        for temperature in [0.0, 1.0] {
+            for seed in 0..20 {
+                let mut s = sampler(SamplingParams { temperature, seed, ..Default::default() });
+                let id = s.sample(&logits, &[], Some(&allowed), &mut Scratch::default()).unwrap().id;
+                assert!(id == 39 || id == 41, "{id}");
+                let ids = Some(vec![3, 5]);
+                let params = SamplingParams { temperature, seed, allowed_token_ids: ids, ..Default::default() };
+                let id = sampler(params).sample(&logits, &[3], None, &mut Scratch::default()).unwrap().id;
+                assert_eq!(id, 5);
+            }
+        }
+        let mut s = sampler(SamplingParams::default());
+        assert!(s.sample(&logits, &[], Some(&[0; 4]), &mut Scratch::default()).is_err());
     }
 }

@@ -35,7 +35,7 @@ fn check(path: &str, reference_path: &str) -> Vec<String> {
         }
         if !reference.greedy.is_empty() {
             let sampling = greedy(reference.greedy.len() as u32);
-            let request = Request { prompt: reference.input_ids[..16].to_vec(), sampling };
+            let request = Request::new(reference.input_ids[..16].to_vec(), sampling);
             let found = run(&mut engine, vec![request]).remove(0);
             if found != reference.greedy {
                 faults.push(format!("{path} form {mla_form:?}: greedy {found:?}, not {:?}", reference.greedy));

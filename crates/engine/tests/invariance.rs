@@ -59,7 +59,7 @@ fn a_cached_prefix_and_a_prompt_give_the_same_bits_where_the_form_is_one() {
 
 fn request(ids: &[u32], seed: u64) -> Request {
     let sampling = SamplingParams { temperature: 0.8, seed, logprobs: Some(2), ..greedy(12) };
-    Request { prompt: ids.to_vec(), sampling }
+    Request::new(ids.to_vec(), sampling)
 }
 
 /// Tokens and the bits of their log-probabilities, for one request among others.
@@ -67,7 +67,7 @@ fn generate(engine: &mut Engine, requests: Vec<Request>, which: usize) -> Vec<(u
     let ids: Vec<_> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
     let mut tokens = Vec::new();
     while engine.has_work() {
-        for output in engine.step().unwrap() {
+        for output in engine.step() {
             if output.id == ids[which] {
                 let logprobs = output.logprobs.unwrap();
                 let mut found = vec![logprobs.chosen.logprob.to_bits()];
@@ -131,7 +131,7 @@ proptest! {
             if steps == after {
                 engine.cancel(submitted[cancelled]);
             }
-            for output in engine.step().unwrap() {
+            for output in engine.step() {
                 let at = submitted.iter().position(|id| *id == output.id).unwrap();
                 tokens[at].extend(output.token);
             }

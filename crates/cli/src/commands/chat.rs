@@ -270,7 +270,7 @@ impl Conversation {
 
     fn answer(&mut self) -> Result<(), CliError> {
         let prompt = self.prompt()?;
-        let request = Request { prompt, sampling: self.sampling.clone() };
+        let request = Request::new(prompt, self.sampling.clone());
         STOP.store(false, Ordering::SeqCst);
         ANSWERING.store(true, Ordering::SeqCst);
         let terminal = console::is_terminal();

@@ -148,7 +148,7 @@ impl Generate {
             ..SamplingParams::default()
         };
         let sampling = answer::sampling(defaults, &self.sampling);
-        let request = Request { prompt, sampling };
+        let request = Request::new(prompt, sampling);
         if self.json {
             self.print_report(&mut engine, &tokenizer, request, loaded)
         } else {

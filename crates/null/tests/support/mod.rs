@@ -95,11 +95,11 @@ pub(crate) fn step(sampling: &SamplingParams) -> Duration {
     checkpoint(folder.path());
     let options = LoadOptions { max_seq_len: Some(1024), ..LoadOptions::default() };
     let mut engine = Engine::new(LoadedModel::load(folder.path(), device(), &options, &mut |_| {}).unwrap());
-    engine.submit(Request { prompt: vec![5; 8], sampling: sampling.clone() }).unwrap();
+    engine.submit(Request::new(vec![5; 8], sampling.clone())).unwrap();
     let mut times = Vec::new();
     for _ in 0..300 {
         let start = Instant::now();
-        engine.step().unwrap();
+        engine.step();
         times.push(start.elapsed());
     }
     median(times.split_off(20))

@@ -1,0 +1,339 @@
+//! An engine on a thread of its own, and the way to it from any other thread or task.
+//!
+//! In: [`Request`]s, from anywhere. Out: a receiver of [`Output`]s for each. Invariants:
+//! - submitting never waits for a step: a request is checked on the caller's thread and put into a channel;
+//! - a receiver ends with an output that has a finish reason, unless it is dropped before: that cancels the request, and its
+//!   blocks are free after at most one more step;
+//! - an idle engine's thread sleeps in its channel and uses no CPU;
+//! - a failing device ends requests ([`FinishReason::Device`](crate::FinishReason::Device)), not the thread.
+//!
+//! The channel of outputs is unbounded, but holds at most one output for each token that the request may come to and is read
+//! by a task that has nothing else to do; a bounded one would let a slow reader hold up every other request.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use qwen_models::chat_template::ChatTemplate;
+use qwen_models::family::{ModelConfig, ModelInfo};
+use qwen_models::tokenizer::Tokenizer;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::stats::EngineStats;
+use crate::{Engine, EngineError, Limits, Output, Prepared, Preparer, Request, RequestId};
+
+/// Outputs of one request; dropping it cancels the request.
+pub type Outputs = UnboundedReceiver<Output>;
+
+/// Why a request was not taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// The request itself: it would be refused again.
+    #[error(transparent)]
+    Refused(#[from] EngineError),
+    /// Too many requests are in flight: try again later.
+    #[error("{in_flight} requests are in flight, at most {limit} are taken; try again later")]
+    Overloaded {
+        /// Requests in flight.
+        in_flight: usize,
+        /// Most that are taken.
+        limit: usize,
+    },
+    /// The engine finishes what it has and takes nothing new.
+    #[error("the engine is draining: it finishes what it has and takes no new requests")]
+    Draining,
+    /// The engine's thread has ended.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+/// What a model is, for whoever speaks to its engine.
+#[derive(Debug)]
+pub struct About {
+    /// Neutral config.
+    pub config: ModelConfig,
+    /// Sizes for people.
+    pub info: ModelInfo,
+    /// Text to ids and back.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// How messages become a prompt.
+    pub chat_template: Option<Arc<ChatTemplate>>,
+    /// What requests can ask for.
+    pub limits: Limits,
+}
+
+/// Forward progress of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Steps since the start.
+    pub steps: u64,
+    /// Requests in flight.
+    pub in_flight: usize,
+    /// Since the last step ended, or since the engine got work after having none; zero while it has none.
+    pub stalled: Duration,
+}
+
+enum Command {
+    Submit(Box<Prepared>, RequestId, UnboundedSender<Output>),
+    Cancel(RequestId),
+    CancelAll,
+    Call(Box<dyn FnOnce(&mut Engine) + Send>),
+}
+
+struct Shared {
+    about: About,
+    preparer: Preparer,
+    stats: Mutex<EngineStats>,
+    next_id: AtomicU64,
+    in_flight: AtomicUsize,
+    max_in_flight: usize,
+    draining: AtomicBool,
+    steps: AtomicU64,
+    started: Instant,
+    /// Milliseconds after `started`.
+    last_progress: AtomicU64,
+}
+
+impl Shared {
+    fn mark_progress(&self) {
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_progress.store(now, Ordering::Relaxed);
+    }
+}
+
+/// The way to an engine that runs on a thread of its own; clones are the same way.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+    commands: Sender<Command>,
+}
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineHandle").field("progress", &self.progress()).finish_non_exhaustive()
+    }
+}
+
+impl EngineHandle {
+    /// Moves an engine to a thread of its own that takes at most `max_in_flight` requests, waiting and running ones together.
+    /// The thread ends when every handle is dropped and every request has ended.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn spawn(mut engine: Engine, max_in_flight: usize) -> std::io::Result<(Self, JoinHandle<()>)> {
+        let about = engine.about();
+        let shared = Arc::new(Shared {
+            about,
+            preparer: engine.preparer(),
+            stats: Mutex::new(engine.stats()),
+            next_id: AtomicU64::new(1),
+            in_flight: AtomicUsize::new(0),
+            max_in_flight: max_in_flight.max(1),
+            draining: AtomicBool::new(false),
+            steps: AtomicU64::new(0),
+            started: Instant::now(),
+            last_progress: AtomicU64::new(0),
+        });
+        let (commands, inbox) = mpsc::channel();
+        let worker = Worker { engine, shared: Arc::clone(&shared), inbox, sinks: HashMap::new(), open: true };
+        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || worker.run())?;
+        Ok((Self { shared, commands }, thread))
+    }
+
+    /// Takes a request. Never waits for the engine, but compiles the request's grammar, which may take some
+    /// tens of milliseconds: with one, a task should call this from a blocking thread.
+    ///
+    /// # Errors
+    /// If the request can't be computed, too many are in flight, or the engine takes none.
+    pub fn submit(&self, request: Request) -> Result<(RequestId, Outputs), SubmitError> {
+        if self.is_draining() {
+            return Err(SubmitError::Draining);
+        }
+        // Taken before the work of preparing, so that a flood is refused cheaply.
+        let place = Place::take(&self.shared)?;
+        let prepared = self.shared.preparer.prepare(request)?;
+        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
+        let (sink, outputs) = unbounded_channel();
+        let command = Command::Submit(Box::new(prepared), id, sink);
+        self.commands.send(command).map_err(|_| SubmitError::Stopped)?;
+        // The worker gives the place back when the request ends.
+        std::mem::forget(place);
+        Ok((id, outputs))
+    }
+
+    /// Checks a request as [`EngineHandle::submit`] does, without submitting it or compiling its grammar.
+    ///
+    /// # Errors
+    /// If the request can't be computed.
+    pub fn check(&self, request: &Request) -> Result<(), EngineError> {
+        self.shared.about.limits.check(request)
+    }
+
+    /// Ends a request within a step; its last output says so. One that has ended is left alone.
+    pub fn cancel(&self, id: RequestId) {
+        // An engine that has stopped has ended every request.
+        let _ = self.commands.send(Command::Cancel(id));
+    }
+
+    /// Ends every request within a step.
+    pub fn cancel_all(&self) {
+        let _ = self.commands.send(Command::CancelAll);
+    }
+
+    /// Takes no new requests from now on; those in flight are finished.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether new requests are refused.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether no request is in flight.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.shared.in_flight.load(Ordering::Acquire) == 0
+    }
+
+    /// Config, tokenizer, template, limits.
+    #[must_use]
+    pub fn about(&self) -> &About {
+        &self.shared.about
+    }
+
+    /// Figures after the last step.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the engine gets on: for a readiness check that asks for more than an open socket.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let in_flight = self.shared.in_flight.load(Ordering::Acquire);
+        let last = Duration::from_millis(self.shared.last_progress.load(Ordering::Relaxed));
+        let stalled = if in_flight == 0 { Duration::ZERO } else { self.shared.started.elapsed().saturating_sub(last) };
+        Progress { steps: self.shared.steps.load(Ordering::Relaxed), in_flight, stalled }
+    }
+
+    /// Runs something with the engine between two steps: known-answer tests, reports. Requests wait while it runs.
+    ///
+    /// # Errors
+    /// [`SubmitError::Stopped`] if the engine's thread has ended.
+    pub fn call(&self, job: impl FnOnce(&mut Engine) + Send + 'static) -> Result<(), SubmitError> {
+        self.commands.send(Command::Call(Box::new(job))).map_err(|_| SubmitError::Stopped)
+    }
+}
+
+/// A request's place among those in flight, given back when dropped.
+struct Place<'a>(&'a Shared);
+
+impl<'a> Place<'a> {
+    fn take(shared: &'a Shared) -> Result<Self, SubmitError> {
+        let limit = shared.max_in_flight;
+        let taken = shared
+            .in_flight
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < limit).then_some(n + 1))
+            .map_err(|in_flight| SubmitError::Overloaded { in_flight, limit })?;
+        if taken == 0 {
+            shared.mark_progress();
+        }
+        Ok(Self(shared))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+struct Worker {
+    engine: Engine,
+    shared: Arc<Shared>,
+    inbox: Receiver<Command>,
+    sinks: HashMap<RequestId, UnboundedSender<Output>>,
+    /// Whether a handle is left.
+    open: bool,
+}
+
+impl Worker {
+    fn run(mut self) {
+        while self.open || self.engine.has_work() {
+            self.take_commands();
+            if !self.engine.has_work() {
+                continue;
+            }
+            for (id, sink) in &self.sinks {
+                if sink.is_closed() {
+                    self.engine.cancel(*id);
+                }
+            }
+            let outputs = self.engine.step();
+            self.shared.steps.fetch_add(1, Ordering::Relaxed);
+            self.shared.mark_progress();
+            self.publish();
+            for output in outputs {
+                self.deliver(output);
+            }
+        }
+    }
+
+    /// Everything in the inbox; waits for something if there is no work.
+    fn take_commands(&mut self) {
+        loop {
+            let command = match self.inbox.try_recv() {
+                Ok(command) => command,
+                Err(TryRecvError::Empty) if self.engine.has_work() => return,
+                Err(TryRecvError::Empty) => match self.inbox.recv() {
+                    Ok(command) => command,
+                    Err(_) => return self.open = false,
+                },
+                Err(TryRecvError::Disconnected) => return self.open = false,
+            };
+            match command {
+                Command::Submit(prepared, id, sink) => {
+                    self.sinks.insert(id, sink);
+                    self.engine.enqueue(*prepared, id);
+                }
+                Command::Cancel(id) => {
+                    self.engine.cancel(id);
+                }
+                Command::CancelAll => {
+                    for id in self.sinks.keys() {
+                        self.engine.cancel(*id);
+                    }
+                }
+                Command::Call(job) => {
+                    job(&mut self.engine);
+                    self.publish();
+                }
+            }
+        }
+    }
+
+    fn publish(&self) {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.engine.stats();
+    }
+
+    fn deliver(&mut self, output: Output) {
+        let (id, ended) = (output.id, output.finish.is_some());
+        if ended {
+            // First, so that whoever reads the last output finds the place free.
+            self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+        }
+        if let Some(sink) = self.sinks.get(&id) {
+            // A reader that is gone is noticed before the next step.
+            let _ = sink.send(output);
+        }
+        if ended {
+            self.sinks.remove(&id);
+        }
+    }
+}
