@@ -608,6 +608,9 @@ typedef struct qhal_plan qhal_plan;
 // Most operands whose packing a plan can announce.
 #define QHAL_MAX_PACKED 16
 
+// The plan takes this variant.
+#define QHAL_VARIANT_CHOSEN 1
+
 // Extension id of `qhal_vmm_api`.
 #define QHAL_EXT_VMM 1
 
@@ -625,6 +628,9 @@ typedef struct qhal_plan qhal_plan;
 
 // Extension id of partitions.
 #define QHAL_EXT_PARTITION 6
+
+// Extension id of `qhal_variants_api`.
+#define QHAL_EXT_VARIANTS 7
 
 // What a call answers: `QHAL_OK` or one of the codes below.
 typedef int32_t qhal_status;
@@ -1209,6 +1215,46 @@ typedef struct qhal_vmm_api {
     // Gives the memory of (offset, length) back.
     qhal_status (*decommit)(qhal_buffer*, uint64_t, uint64_t, struct qhal_error*);
 } qhal_vmm_api;
+
+// A way to compute launches of some sizes. Results are the same bits whichever variant is taken.
+typedef struct qhal_variant {
+    // Size of this struct.
+    uint32_t struct_size;
+    // `QHAL_VARIANT_*` bits.
+    uint32_t flags;
+    // Index of the symbol whose value decides, `u32::MAX` if the variant holds for every launch.
+    uint32_t symbol;
+    // Zero.
+    uint32_t reserved;
+    // Smallest value of the symbol.
+    int64_t min;
+    // Largest value of the symbol.
+    int64_t max;
+    // Family of kernels, zero-terminated.
+    uint8_t family[32];
+    // Tiling within the family, zero-terminated.
+    uint8_t tiling[64];
+    // What `qhal_variants_api` is asked with to get it, zero-terminated.
+    uint8_t name[32];
+} qhal_variant;
+
+// Extension `variants`: which kernels a plan takes for which sizes, which others it could take, and plans that take those.
+typedef struct qhal_variants_api {
+    // Size of this struct.
+    uint32_t struct_size;
+    // Version of the extension.
+    uint32_t version;
+    // Variant number `index` of a plan: those that are taken first, then those that could be. OUT_OF_RANGE behind the last.
+    qhal_status (*plan_variant)(qhal_plan*, uint32_t, struct qhal_variant*, struct qhal_error*);
+    // As `plan_create`, with the variant of this name wherever it applies; UNIMPLEMENTED if the op has no such variant.
+    qhal_status (*plan_create_as)(qhal_device*,
+                                  const struct qhal_op_desc*,
+                                  const struct qhal_plan_opts*,
+                                  struct qhal_str,
+                                  qhal_plan**,
+                                  struct qhal_plan_info*,
+                                  struct qhal_error*);
+} qhal_variants_api;
 
 // Done.
 #define QHAL_OK 0

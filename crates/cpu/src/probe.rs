@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
 use crate::isa::Isa;
 #[cfg(any(target_arch = "x86_64", test))]
 use crate::isa::has_avx512_bf16;
@@ -20,6 +20,8 @@ use crate::isa::{has_neon_dot, has_neon_i8mm};
 pub enum Multiply {
     /// int8 times int8, summed in int32.
     Int8,
+    /// The same by matrix instructions (AMX).
+    Int8Matrix,
     /// bfloat16 pairs, summed in float32.
     Bf16,
     /// float32, fused with the addition.
@@ -174,6 +176,10 @@ fn block_of(kind: Multiply) -> Option<Block> {
             return Some(Block { body: vector::int8_avx512, operations: 16 * 128 });
         }
         (Multiply::Int8, Isa::Avx2) => return Some(Block { body: vector::int8_avx2, operations: 6 * 64 }),
+        // Four products of 16 x 64 by 64 x 16.
+        (Multiply::Int8Matrix, Isa::Amx) => {
+            return Some(Block { body: vector::int8_amx, operations: 4 * 2 * 16 * 16 * 64 });
+        }
         (Multiply::Bf16, _) if has_avx512_bf16() => {
             return Some(Block { body: vector::bf16_avx512, operations: 16 * 64 });
         }
@@ -197,7 +203,7 @@ fn block_of(kind: Multiply) -> Option<Block> {
     match kind {
         Multiply::Int8 => Some(Block { body: int8_portable, operations: 2 * LANES as u32 }),
         Multiply::F32 => Some(Block { body: f32_portable, operations: 2 * LANES as u32 }),
-        Multiply::Bf16 => None,
+        Multiply::Int8Matrix | Multiply::Bf16 => None,
     }
 }
 
@@ -291,6 +297,45 @@ mod vector {
         let all = sums.into_iter().fold(_mm512_setzero_si512(), |x, y| _mm512_xor_si512(x, y));
         _mm512_reduce_add_epi32(all).cast_unsigned()
     });
+
+    /// Shapes of tile registers 0 to 5: 16 rows of 64 bytes.
+    #[repr(C, align(64))]
+    struct Shapes([u8; 64]);
+
+    /// Products in tile registers: four sums of one pair of factors.
+    pub(super) fn int8_amx(turns: u32) -> u32 {
+        let mut shapes = Shapes([0; 64]);
+        shapes.0[0] = 1;
+        for register in 0..6 {
+            shapes.0[16 + 2 * register] = 64;
+            shapes.0[48 + register] = 16;
+        }
+        // SAFETY: only chosen where the processor has these instructions and the system lets the process use them; the shapes are
+        // valid, and no memory but they is read.
+        unsafe {
+            std::arch::asm!(
+                "ldtilecfg [{shapes}]",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "tilezero tmm4",
+                "tilezero tmm5",
+                "2:",
+                "tdpbssd tmm0, tmm4, tmm5",
+                "tdpbssd tmm1, tmm4, tmm5",
+                "tdpbssd tmm2, tmm4, tmm5",
+                "tdpbssd tmm3, tmm4, tmm5",
+                "dec {turns:e}",
+                "jnz 2b",
+                "tilerelease",
+                shapes = in(reg) &raw const shapes,
+                turns = inout(reg) turns.max(1) => _,
+                options(nostack, readonly),
+            );
+        }
+        turns
+    }
 
     looped!(bf16_avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16", |turns| {
         // 0.01 in bfloat16.
@@ -418,6 +463,8 @@ mod tests {
                 assert!(multiply_rate(kind, threads, time).unwrap() > 0.0);
             }
             assert_eq!(multiply_rate(Multiply::Bf16, threads, time).is_some(), has_avx512_bf16());
+            let matrix = multiply_rate(Multiply::Int8Matrix, threads, time);
+            assert_eq!(matrix.is_some_and(|rate| rate > 0.0), Isa::current() == Isa::Amx);
         }
     }
 

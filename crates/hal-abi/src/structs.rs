@@ -611,6 +611,33 @@ pub struct qhal_plan_info {
     pub content_hash: u64,
 }
 
+/// The plan takes this variant.
+pub const QHAL_VARIANT_CHOSEN: u32 = 1;
+
+/// A way to compute launches of some sizes. Results are the same bits whichever variant is taken.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct qhal_variant {
+    /// Size of this struct.
+    pub struct_size: u32,
+    /// `QHAL_VARIANT_*` bits.
+    pub flags: u32,
+    /// Index of the symbol whose value decides, `u32::MAX` if the variant holds for every launch.
+    pub symbol: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Smallest value of the symbol.
+    pub min: i64,
+    /// Largest value of the symbol.
+    pub max: i64,
+    /// Family of kernels, zero-terminated.
+    pub family: [u8; 32],
+    /// Tiling within the family, zero-terminated.
+    pub tiling: [u8; 64],
+    /// What [`crate::qhal_variants_api`] is asked with to get it, zero-terminated.
+    pub name: [u8; 32],
+}
+
 /// Operands and sizes of one launch. Order and number of slices are those of the description.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

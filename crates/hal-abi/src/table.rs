@@ -6,7 +6,7 @@ use crate::{
     qhal_buffer, qhal_buffer_desc, qhal_copy_desc, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info,
     qhal_error, qhal_event, qhal_health, qhal_import_desc, qhal_kv, qhal_launch_args, qhal_link, qhal_manifest,
     qhal_op_desc, qhal_plan, qhal_plan_info, qhal_plan_opts, qhal_slice, qhal_status, qhal_str, qhal_stream,
-    qhal_stream_desc, qhal_support, qhal_user,
+    qhal_stream_desc, qhal_support, qhal_user, qhal_variant,
 };
 
 /// Exported as `qhal_plugin_manifest`: static data, no side effects, no driver call.
@@ -214,6 +214,8 @@ pub const QHAL_EXT_REGION: u32 = 4;
 pub const QHAL_EXT_PROFILING: u32 = 5;
 /// Extension id of partitions.
 pub const QHAL_EXT_PARTITION: u32 = 6;
+/// Extension id of [`qhal_variants_api`].
+pub const QHAL_EXT_VARIANTS: u32 = 7;
 
 /// Extension `vmm`: address space first, memory later. A reserved buffer is used like any other where it is committed,
 /// and freed with `buffer_free`. Offsets and lengths are multiples of `vmm_granularity`.
@@ -237,4 +239,29 @@ pub struct qhal_vmm_api {
     pub commit: Option<unsafe extern "C" fn(*mut qhal_buffer, u64, u64, *mut qhal_error) -> qhal_status>,
     /// Gives the memory of (offset, length) back.
     pub decommit: Option<unsafe extern "C" fn(*mut qhal_buffer, u64, u64, *mut qhal_error) -> qhal_status>,
+}
+
+/// Extension `variants`: which kernels a plan takes for which sizes, which others it could take, and plans that take those.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct qhal_variants_api {
+    /// Size of this struct.
+    pub struct_size: u32,
+    /// Version of the extension.
+    pub version: u32,
+    /// Variant number `index` of a plan: those that are taken first, then those that could be. OUT_OF_RANGE behind the last.
+    pub plan_variant:
+        Option<unsafe extern "C" fn(*mut qhal_plan, u32, *mut qhal_variant, *mut qhal_error) -> qhal_status>,
+    /// As `plan_create`, with the variant of this name wherever it applies; UNIMPLEMENTED if the op has no such variant.
+    pub plan_create_as: Option<
+        unsafe extern "C" fn(
+            *mut qhal_device,
+            *const qhal_op_desc,
+            *const qhal_plan_opts,
+            qhal_str,
+            *mut *mut qhal_plan,
+            *mut qhal_plan_info,
+            *mut qhal_error,
+        ) -> qhal_status,
+    >,
 }

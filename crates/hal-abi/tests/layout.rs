@@ -55,6 +55,8 @@ fn layout_is_the_published_one() {
         qhal_host_api { struct_size, num_threads, context, log, host_alloc, host_free, parallel_for, tuning_get, tuning_put, trace_begin, trace_end, monotonic_ns, random_seed }
         qhal_plugin_api { struct_size, abi_minor, plugin_init, plugin_shutdown, device_count, device_info, device_open, device_close, device_caps, device_health, device_link, query_extension, buffer_alloc, buffer_import, buffer_free, buffer_map, buffer_unmap, stream_create, stream_destroy, stream_wait, copy, fill, event_create, event_destroy, event_record, stream_wait_event, event_wait, op_supports, plan_create, plan_prepack, plan_launch, plan_destroy }
         qhal_vmm_api { struct_size, version, reserve, commit, decommit }
+        qhal_variant { struct_size, flags, symbol, reserved, min, max, family, tiling, name }
+        qhal_variants_api { struct_size, version, plan_variant, plan_create_as }
     };
     let published = include_str!("layout.txt");
     for (line, (found, expected)) in layout.lines().zip(published.lines()).enumerate() {

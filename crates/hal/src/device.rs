@@ -1,10 +1,11 @@
 //! An open device: its facts, its state, and what is made from it.
 
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use qwen_hal_abi::{
     QHAL_CAPS_BANDWIDTH, QHAL_CAPS_BUFFER_ALIGNMENT, QHAL_CAPS_CACHE_BYTES, QHAL_CAPS_COMPUTE_UNITS,
@@ -12,7 +13,7 @@ use qwen_hal_abi::{
     QHAL_CAPS_SCRATCH_BYTES, QHAL_CAPS_VECTOR_WIDTH, QHAL_CAPS_VMM_GRANULARITY, QHAL_EXT_VMM, QHAL_FEATURE_INLINE,
     QHAL_FEATURE_VMM, QHAL_HEALTH_LOST, QHAL_HEALTH_OK, QHAL_OK, qhal_buffer, qhal_buffer_desc, qhal_device,
     qhal_device_caps, qhal_device_id, qhal_device_info, qhal_dtype_caps, qhal_error, qhal_event, qhal_health, qhal_kv,
-    qhal_plan, qhal_status, qhal_vmm_api,
+    qhal_plan, qhal_status, qhal_variants_api, qhal_vmm_api,
 };
 
 use crate::buffer::{Buffer, BufferDesc, HostOwner};
@@ -38,6 +39,7 @@ impl Zeroed for qhal_device_info {}
 impl Zeroed for qhal_device_caps {}
 impl Zeroed for qwen_hal_abi::qhal_plan_info {}
 impl Zeroed for qwen_hal_abi::qhal_support {}
+impl Zeroed for qwen_hal_abi::qhal_variant {}
 
 /// What can be told of a device without opening it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,6 +257,10 @@ pub(crate) struct DeviceInner {
     /// Calls that enqueue return when the work is done.
     pub(crate) inline: bool,
     vmm: Option<qhal_vmm_api>,
+    /// Asked for when a variant is first wanted.
+    pub(crate) variants: OnceLock<Option<qhal_variants_api>>,
+    /// Variants that are preferred, by the identity of a plan.
+    preferred: RwLock<HashMap<u64, String>>,
     /// Held for reading while a launch uses reserved memory, for writing while such memory is given back.
     pub(crate) gate: RwLock<()>,
     /// Streams with work that was not waited for.
@@ -406,6 +412,8 @@ impl Device {
             inline: caps.has(QHAL_FEATURE_INLINE),
             caps,
             vmm,
+            variants: OnceLock::new(),
+            preferred: RwLock::default(),
             gate: RwLock::new(()),
             busy: AtomicUsize::new(0),
             dead: Mutex::default(),
@@ -512,7 +520,31 @@ impl Device {
     /// [`PlanError::Invalid`] if the description contradicts itself, [`PlanError::Unsupported`] if the device does not have
     /// it; else what the plugin reports.
     pub fn plan(&self, op: &OpDesc, options: &PlanOptions) -> Result<Plan, PlanError> {
-        Plan::create(&self.0, op, options)
+        let plan = Plan::create(&self.0, op, options, None)?;
+        let preferred = self.0.preferred.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(name) = preferred.get(&plan.info().content_hash) else { return Ok(plan) };
+        // A preference may be of another version of the plugin; then the plugin's own choice stands.
+        Ok(match Plan::create(&self.0, op, options, Some(name)) {
+            Ok(mut plan) => {
+                plan.preferred = true;
+                plan
+            }
+            Err(_) => plan,
+        })
+    }
+
+    /// From now on [`Device::plan`] takes these variants for plans of these identities (`content_hash` of what it would plan
+    /// otherwise). Replaces earlier preferences.
+    pub fn prefer(&self, variants: impl IntoIterator<Item = (u64, String)>) {
+        *self.0.preferred.write().unwrap_or_else(PoisonError::into_inner) = variants.into_iter().collect();
+    }
+
+    /// As [`Device::plan`], with the variant of this name (of [`Plan::variants`]) wherever it applies.
+    ///
+    /// # Errors
+    /// As [`Device::plan`]; [`PlanError::Unsupported`] if the op has no such variant, or the device no variants at all.
+    pub fn plan_as(&self, op: &OpDesc, options: &PlanOptions, variant: &str) -> Result<Plan, PlanError> {
+        Plan::create(&self.0, op, options, Some(variant))
     }
 }
 

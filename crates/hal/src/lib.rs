@@ -23,6 +23,7 @@ mod plugin;
 mod pool;
 mod stream;
 mod text;
+mod variants;
 
 pub use buffer::{Buffer, BufferDesc, HostOwner, Scope, Slice};
 pub use device::{Caps, Device, DeviceInfo, DtypeCaps, Health};
@@ -34,6 +35,7 @@ pub use plugin::{Manifest, Plugin};
 pub use pool::{Pool, available_threads};
 pub use qwen_hal_abi as abi;
 pub use stream::{Event, Stream};
+pub use variants::Variant;
 
 /// Handles that any thread may use, and those that one thread at a time may.
 const _: () = {

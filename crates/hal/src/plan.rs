@@ -114,13 +114,14 @@ pub struct PlanInfo {
 
 /// A prepared op. Any thread may launch it.
 pub struct Plan {
-    device: Arc<DeviceInner>,
-    raw: NonNull<qhal_plan>,
-    op: &'static str,
+    pub(crate) device: Arc<DeviceInner>,
+    pub(crate) raw: NonNull<qhal_plan>,
+    pub(crate) op: &'static str,
     inputs: Vec<Operand>,
     outputs: Vec<Operand>,
     symbols: Vec<(i64, i64)>,
     info: PlanInfo,
+    pub(crate) preferred: bool,
 }
 
 // SAFETY: the ABI lets any thread use a plan handle; the rest is Send and Sync by itself.
@@ -135,7 +136,13 @@ impl std::fmt::Debug for Plan {
 }
 
 impl Plan {
-    pub(crate) fn create(device: &Arc<DeviceInner>, op: &OpDesc, options: &PlanOptions) -> Result<Self, PlanError> {
+    /// A plan, of the variant of this name if one is named.
+    pub(crate) fn create(
+        device: &Arc<DeviceInner>,
+        op: &OpDesc,
+        options: &PlanOptions,
+        variant: Option<&str>,
+    ) -> Result<Self, PlanError> {
         let plugin = &*device.plugin;
         let symbols = op.check(plugin.name_arc())?;
         let desc = op.raw(symbols.len());
@@ -147,11 +154,14 @@ impl Plan {
         let mut info = qhal_plan_info::zeroed();
         info.struct_size = size_of::<qhal_plan_info>() as u32;
         let mut raw = std::ptr::null_mut();
-        call!(
-            plugin,
-            op.name(),
-            plan_create(device.raw.as_ptr(), &raw const desc, &raw const opts, &raw mut raw, &raw mut info)
-        )?;
+        match variant {
+            None => call!(
+                plugin,
+                op.name(),
+                plan_create(device.raw.as_ptr(), &raw const desc, &raw const opts, &raw mut raw, &raw mut info)
+            )?,
+            Some(name) => device.plan_create_as(op.name(), &desc, &opts, name, &mut raw, &mut info)?,
+        }
         let raw = NonNull::new(raw).ok_or_else(|| plugin.contract("plan_create", "a plan", "null with status OK"))?;
         let packed = |i: usize| info.packed_bytes.get(i).copied().unwrap_or(0);
         let alignment = device.caps.buffer_alignment;
@@ -166,6 +176,7 @@ impl Plan {
             outputs,
             symbols,
             info: read_info(&info, op.inputs().len()),
+            preferred: false,
         };
         plan.check_info(&info, options)?;
         Ok(plan)
@@ -201,6 +212,11 @@ impl Plan {
     #[must_use]
     pub const fn info(&self) -> &PlanInfo {
         &self.info
+    }
+    /// Whether it was planned with a variant of [`crate::Device::prefer`].
+    #[must_use]
+    pub const fn is_preferred(&self) -> bool {
+        self.preferred
     }
     /// Name of the op.
     #[must_use]

@@ -20,8 +20,7 @@ pub(super) fn measure(threads: usize) -> Option<Limits> {
     let once = |_| Limits {
         read_bytes_per_second: stream.read_rate(threads, READ_TIME),
         int8_operations_per_second: multiply_rate(Multiply::Int8, threads, MULTIPLY_TIME),
-        // Needs the processor's matrix instructions, for which there is no probe yet.
-        int8_matrix_operations_per_second: None,
+        int8_matrix_operations_per_second: multiply_rate(Multiply::Int8Matrix, threads, MULTIPLY_TIME),
         bf16_operations_per_second: multiply_rate(Multiply::Bf16, threads, MULTIPLY_TIME),
         f32_operations_per_second: multiply_rate(Multiply::F32, threads, MULTIPLY_TIME),
     };

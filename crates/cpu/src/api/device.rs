@@ -10,10 +10,10 @@ use qwen_formats::DType;
 use qwen_hal_abi::{
     QHAL_CAPS_BUFFER_ALIGNMENT, QHAL_CAPS_CACHE_BYTES, QHAL_CAPS_COMPUTE_UNITS, QHAL_CAPS_MAX_ALLOCATION,
     QHAL_CAPS_MEMORY_TOTAL, QHAL_CAPS_VECTOR_WIDTH, QHAL_CAPS_VMM_GRANULARITY, QHAL_DTYPE_CAN_ACCUMULATE,
-    QHAL_DTYPE_CAN_COMPUTE, QHAL_DTYPE_CAN_CONVERT, QHAL_DTYPE_CAN_STORE, QHAL_EXT_VMM, QHAL_FEATURE_EVENTS,
-    QHAL_FEATURE_IMPORT_HOST, QHAL_FEATURE_INLINE, QHAL_FEATURE_MAP, QHAL_FEATURE_UNIFIED, QHAL_FEATURE_VMM,
-    QHAL_HEALTH_OK, QHAL_KIND_CPU, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info, qhal_dtype_caps,
-    qhal_error, qhal_health, qhal_kv, qhal_link,
+    QHAL_DTYPE_CAN_COMPUTE, QHAL_DTYPE_CAN_CONVERT, QHAL_DTYPE_CAN_STORE, QHAL_EXT_VARIANTS, QHAL_EXT_VMM,
+    QHAL_FEATURE_EVENTS, QHAL_FEATURE_IMPORT_HOST, QHAL_FEATURE_INLINE, QHAL_FEATURE_MAP, QHAL_FEATURE_UNIFIED,
+    QHAL_FEATURE_VMM, QHAL_HEALTH_OK, QHAL_KIND_CPU, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info,
+    qhal_dtype_caps, qhal_error, qhal_health, qhal_kv, qhal_link,
 };
 
 use super::buffer::VMM;
@@ -21,6 +21,7 @@ use super::failure::{Failure, guard};
 use super::host::HostPool;
 use super::memory::page_size;
 use crate::isa::{Isa, has_avx512_bf16, has_neon_dot, has_neon_i8mm};
+use crate::plan::entry::VARIANTS;
 
 /// What outlives the device's handle, because buffers count in it.
 #[derive(Debug, Default)]
@@ -336,12 +337,16 @@ pub(super) unsafe extern "C" fn extension(
     // SAFETY: the host passes room for the answer.
     unsafe {
         guard(err, || {
-            if id != QHAL_EXT_VMM || version > VMM.version {
-                return Err(Failure::unsupported(format!(
-                    "extension {id} version {version}, the CPU has vmm (1) version 1"
-                )));
-            }
-            *out = (&raw const VMM).cast();
+            *out = match id {
+                QHAL_EXT_VMM if version <= VMM.version => (&raw const VMM).cast(),
+                QHAL_EXT_VARIANTS if version <= VARIANTS.version => (&raw const VARIANTS).cast(),
+                _ => {
+                    return Err(Failure::unsupported(format!(
+                        "extension {id} version {version}, the CPU has vmm ({QHAL_EXT_VMM}) and variants \
+                         ({QHAL_EXT_VARIANTS}), both in version 1"
+                    )));
+                }
+            };
             Ok(())
         })
     }

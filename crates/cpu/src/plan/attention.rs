@@ -5,7 +5,7 @@ use qwen_hal_abi::ops;
 
 use super::Facts;
 use super::dense::MAX_SIZE;
-use super::desc::{Desc, In, Mat, Out, Place, Vector};
+use super::desc::{Desc, Extent, In, Mat, Out, Place, Vector};
 use super::launch::Launch;
 use crate::api::Failure;
 use crate::kernels::attention::{self, AttentionArgs, Sequences, StepLimits};
@@ -125,6 +125,10 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
+    /// Rows of queries, and tokens of a sequence up to which values are read where they are cached.
+    pub(super) const fn deciding_rows(&self) -> (Extent, usize) {
+        (self.q.rows, self.args.in_place_tokens())
+    }
     pub(super) fn parse(desc: &Desc<'_>, threads: usize) -> Result<Self, Failure> {
         desc.operands(5, 1)?;
         let args = AttentionArgs {

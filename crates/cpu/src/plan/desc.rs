@@ -52,6 +52,10 @@ impl Extent {
     pub(super) const fn as_fixed(self) -> Option<usize> {
         if self.symbol.is_none() { Some(self.factor) } else { None }
     }
+    /// What the launch's symbol is multiplied with, and its index; `None` for a fixed size.
+    pub(super) fn symbol(self) -> Option<(usize, u32)> {
+        self.symbol.map(|symbol| (self.factor.max(1), symbol))
+    }
     /// The value of a launch; `None` if a symbol is missing or outside the planned range.
     pub(super) fn value(self, symbols: &[i64]) -> Option<usize> {
         let Some(symbol) = self.symbol else { return Some(self.factor) };

@@ -1,17 +1,19 @@
 //! The table's functions for ops and plans.
 
 use std::hash::{Hash, Hasher};
+use std::sync::OnceLock;
 
 use qwen_hal_abi::{
     QHAL_ERROR_STICKY, QHAL_INTERNAL, QHAL_PLAN_NEEDS_PREPACK, QHAL_SUPPORT_NATIVE, QHAL_SUPPORT_NO,
     QHAL_UNIMPLEMENTED, qhal_device, qhal_error, qhal_launch_args, qhal_op_desc, qhal_plan, qhal_plan_info,
-    qhal_plan_opts, qhal_slice, qhal_stream, qhal_support,
+    qhal_plan_opts, qhal_slice, qhal_str, qhal_stream, qhal_support, qhal_variant, qhal_variants_api,
 };
 
 use super::desc::Desc;
 use super::launch::Launch;
 use super::{FLAGS, Op, Plan};
 use crate::api::{Device, Failure, LINE, Stream, buffer_of_slice, guard, sized, write_text};
+use crate::kernels::gemm::Way;
 use crate::parallel::Parallel;
 
 unsafe fn plan_of<'a>(plan: *mut qhal_plan) -> Result<&'a Plan, Failure> {
@@ -32,7 +34,7 @@ pub(crate) unsafe extern "C" fn op_supports(
             let out = sized(out)?;
             (out.level, out.estimated_ns, out.estimated_bytes) = (QHAL_SUPPORT_NATIVE, 0.0, 0.0);
             out.reason.fill(0);
-            match Op::parse(&Desc::new(desc)?, device.pool().threads()) {
+            match Op::parse(&Desc::new(desc)?, device.pool().threads(), device.isa.into()) {
                 Ok(op) => {
                     let facts = op.facts();
                     out.estimated_bytes = facts.bytes_read + facts.bytes_written;
@@ -61,20 +63,87 @@ pub(crate) unsafe extern "C" fn create(
     unsafe {
         guard(err, || {
             let device = Device::of(device)?;
-            let op = Op::parse(&Desc::new(desc)?, device.pool().threads())?;
-            let plan = Plan { op, isa: device.isa };
-            let mut answer = describe(&plan);
-            if let Some(opts) = opts.as_ref() {
-                check_wishes(&answer, opts)?;
-            }
-            let info = sized(info)?;
-            answer.struct_size = info.struct_size;
-            *info = answer;
-            *out = Box::into_raw(Box::new(plan)).cast();
+            create_by(device, desc, opts, device.isa.into(), out, info)
+        })
+    }
+}
+
+/// A plan that computes in a way.
+///
+/// # Safety
+/// A description, null or wishes, room for a plan, and a record of the size that it states.
+unsafe fn create_by(
+    device: &Device,
+    desc: *const qhal_op_desc,
+    opts: *const qhal_plan_opts,
+    way: Way,
+    out: *mut *mut qhal_plan,
+    info: *mut qhal_plan_info,
+) -> Result<(), Failure> {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let op = Op::parse(&Desc::new(desc)?, device.pool().threads(), way)?;
+        let plan = Plan { op, way, variants: OnceLock::new() };
+        let mut answer = describe(&plan);
+        if let Some(opts) = opts.as_ref() {
+            check_wishes(&answer, opts)?;
+        }
+        let info = sized(info)?;
+        answer.struct_size = info.struct_size;
+        *info = answer;
+        *out = Box::into_raw(Box::new(plan)).cast();
+        Ok(())
+    }
+}
+
+unsafe extern "C" fn create_as(
+    device: *mut qhal_device,
+    desc: *const qhal_op_desc,
+    opts: *const qhal_plan_opts,
+    name: qhal_str,
+    out: *mut *mut qhal_plan,
+    info: *mut qhal_plan_info,
+    err: *mut qhal_error,
+) -> i32 {
+    // SAFETY: as `create`; the name is readable.
+    unsafe {
+        guard(err, || {
+            let device = Device::of(device)?;
+            let name =
+                if name.data.is_null() { &[][..] } else { std::slice::from_raw_parts(name.data, name.len as usize) };
+            let ways = Way::all(device.isa);
+            let way = ways.iter().find(|way| way.name().as_bytes() == name).copied().ok_or_else(|| {
+                let names: Vec<String> = ways.iter().map(|way| way.name()).collect();
+                let found = String::from_utf8_lossy(name);
+                Failure::unsupported(format!("variant {found:?}, expected one of {}", names.join(", ")))
+            })?;
+            create_by(device, desc, opts, way, out, info)
+        })
+    }
+}
+
+unsafe extern "C" fn variant(plan: *mut qhal_plan, index: u32, out: *mut qhal_variant, err: *mut qhal_error) -> i32 {
+    // SAFETY: the host passes a plan of ours and a record of the size that it states.
+    unsafe {
+        guard(err, || {
+            let (variants, out) = (plan_of(plan)?.variants(), sized(out)?);
+            let variant = variants.get(index as usize);
+            let variant = variant.ok_or_else(|| Failure::out_of_range(format!("of {} variants", variants.len())))?;
+            let struct_size = out.struct_size;
+            *out = variant.raw();
+            out.struct_size = struct_size;
             Ok(())
         })
     }
 }
+
+/// The `variants` extension.
+pub(crate) static VARIANTS: qhal_variants_api = qhal_variants_api {
+    struct_size: size_of::<qhal_variants_api>() as u32,
+    version: 1,
+    plan_variant: Some(variant),
+    plan_create_as: Some(create_as),
+};
 
 fn check_wishes(info: &qhal_plan_info, opts: &qhal_plan_opts) -> Result<(), Failure> {
     let missing = opts.required_flags & !info.flags;
@@ -95,10 +164,10 @@ fn describe(plan: &Plan) -> qhal_plan_info {
     let facts = plan.op.facts();
     let needs_prepack = facts.packed.iter().any(|(bytes, _)| *bytes > 0);
     let mut kernel = [0; 64];
-    let name = format!("{}.{}", facts.kernel, plan.isa.name());
+    let name = format!("{}.{}", facts.kernel, plan.way.isa.name());
     write_text(&mut kernel, &name);
     let mut hasher = std::hash::DefaultHasher::new();
-    format!("{:?}{:?}", plan.op, plan.isa).hash(&mut hasher);
+    format!("{:?}{:?}", plan.op, plan.way.isa).hash(&mut hasher);
     qhal_plan_info {
         struct_size: size_of::<qhal_plan_info>() as u32,
         flags: FLAGS | if needs_prepack { QHAL_PLAN_NEEDS_PREPACK } else { 0 },
@@ -170,7 +239,7 @@ pub(crate) unsafe extern "C" fn launch(
     unsafe {
         guard(err, || {
             let (plan, stream) = (plan_of(plan)?, Stream::of(stream)?);
-            on_stream(stream, || plan.op.launch(&Launch::new(args, plan.isa, &stream.pool)?))
+            on_stream(stream, || plan.op.launch(&Launch::new(args, plan.way, &stream.pool)?))
         })
     }
 }

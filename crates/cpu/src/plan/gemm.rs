@@ -4,10 +4,10 @@ use qwen_formats::DType;
 use qwen_hal_abi::{QHAL_MAX_PACKED, ops};
 
 use super::Facts;
-use super::desc::{Desc, In, Mat, Out, Place, Vector};
+use super::desc::{Desc, Extent, In, Mat, Out, Place, Vector};
 use super::launch::Launch;
 use crate::api::Failure;
-use crate::kernels::gemm::{self, Activation, Compute, Epilogue, MAX_SEGMENTS, Segment, WeightLayout, workspace_bytes};
+use crate::kernels::gemm::{self, Activation, Compute, Epilogue, MAX_SEGMENTS, Segment, Way, WeightLayout};
 use crate::parallel::Parallel;
 
 /// Version of the packed forms; with the dtype it is the layout's identity.
@@ -51,7 +51,7 @@ pub(crate) struct Gemm {
 }
 
 impl Gemm {
-    pub(super) fn parse(desc: &Desc<'_>, grouped: bool, threads: usize) -> Result<Self, Failure> {
+    pub(super) fn parse(desc: &Desc<'_>, grouped: bool, threads: usize, way: Way) -> Result<Self, Failure> {
         let (x, out) = (desc.f32(In(0))?, desc.f32(Out(0))?);
         let groups = if grouped { Some(parse_groups(desc, &x, &out)?) } else { None };
         let mut next = if grouped { 3 } else { 1 };
@@ -71,7 +71,7 @@ impl Gemm {
         }
         let experts = groups.as_ref().map_or(1, |groups| groups.experts);
         let pairs: Vec<_> = weights.iter().map(|weight| (weight.layout, weight.compute)).collect();
-        let workspace = workspace_bytes(out.rows.max, experts, &pairs, threads);
+        let workspace = gemm::workspace_bytes_of(way, out.rows.max, experts, &pairs, threads);
         Ok(Self { x, weights, groups, end, out, workspace })
     }
 
@@ -107,6 +107,18 @@ impl Gemm {
             }
         }
         facts.traffic(flops, read, self.out.expected_bytes())
+    }
+
+    /// Output rows that decide which path is taken; `None` if it is each expert's own number of rows.
+    pub(super) const fn deciding_rows(&self) -> Option<Extent> {
+        if self.groups.is_some() { None } else { Some(self.out.rows) }
+    }
+
+    /// Whether activations are rounded to int8, and rows of a block.
+    pub(super) fn blocks(&self, way: Way) -> (bool, usize) {
+        let pairs: Vec<_> = self.weights.iter().map(|weight| (weight.layout, weight.compute)).collect();
+        let rounded = pairs.iter().any(|(layout, compute)| gemm::is_rounded(layout, *compute));
+        (rounded, gemm::block_rows(way, &pairs))
     }
 
     fn weight(&self, input: usize) -> Result<&Weight, Failure> {
@@ -152,13 +164,13 @@ impl Gemm {
             End::Add(addend) => Epilogue::Add(launch.mat(addend)?),
         };
         let (x, out, workspace) = (launch.mat(&self.x)?, launch.mat_mut(&self.out)?, launch.workspace(self.workspace)?);
-        let (isa, parallel) = (launch.isa, launch.parallel);
+        let (way, parallel) = (launch.way, launch.parallel);
         match &self.groups {
-            None => gemm::gemm(isa, parallel, x, segments, out, epilogue, workspace)?,
+            None => gemm::gemm(way, parallel, x, segments, out, epilogue, workspace)?,
             Some(groups) => {
                 let offsets = launch.vector(&groups.offsets)?;
                 let rows = groups.rows.as_ref().map(|rows| launch.vector(rows)).transpose()?;
-                gemm::grouped_gemm(isa, parallel, x, offsets, rows, segments, out, epilogue, workspace)?;
+                gemm::grouped_gemm(way, parallel, x, offsets, rows, segments, out, epilogue, workspace)?;
             }
         }
         Ok(())

@@ -6,6 +6,7 @@ use qwen_hal_abi::{qhal_launch_args, qhal_slice};
 use super::desc::{Extent, In, Mat, Out, Place, Vector};
 use crate::api::{Failure, buffer_of_slice};
 use crate::isa::Isa;
+use crate::kernels::gemm::Way;
 use crate::matrix::{Matrix, MatrixMut};
 use crate::parallel::Parallel;
 
@@ -31,6 +32,7 @@ pub(super) struct Launch<'a> {
     workspace: &'a qhal_slice,
     symbols: &'a [i64],
     pub(super) isa: Isa,
+    pub(super) way: Way,
     pub(super) parallel: &'a dyn Parallel,
 }
 
@@ -55,7 +57,7 @@ impl<'a> Launch<'a> {
     /// outputs meanwhile.
     pub(super) unsafe fn new(
         args: *const qhal_launch_args,
-        isa: Isa,
+        way: Way,
         parallel: &'a dyn Parallel,
     ) -> Result<Self, Failure> {
         // SAFETY: by the caller's promise.
@@ -67,7 +69,8 @@ impl<'a> Launch<'a> {
                 outputs: array(args.outputs, args.num_outputs)?,
                 workspace: &args.workspace,
                 symbols: array(args.symbol_values, args.num_symbols)?,
-                isa,
+                isa: way.isa,
+                way,
                 parallel,
             })
         }

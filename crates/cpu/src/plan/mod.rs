@@ -19,13 +19,16 @@ pub(crate) mod entry;
 mod gemm;
 mod launch;
 mod moe;
+mod variants;
+
+use std::sync::OnceLock;
 
 use qwen_hal_abi::ops as op;
 use qwen_hal_abi::{QHAL_MAX_PACKED, QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_DETERMINISTIC};
 
 use crate::api::Failure;
-use crate::isa::Isa;
 use crate::kernels::error::KernelError;
+use crate::kernels::gemm::Way;
 use desc::Desc;
 use launch::Launch;
 
@@ -94,7 +97,7 @@ pub(crate) enum Op {
 
 impl Op {
     /// Understands a description, or says why not.
-    fn parse(desc: &Desc<'_>, threads: usize) -> Result<Self, Failure> {
+    fn parse(desc: &Desc<'_>, threads: usize, way: Way) -> Result<Self, Failure> {
         if desc.version() > 1 {
             return Err(desc.refuse(format!("version {} of the op, expected 1", desc.version())));
         }
@@ -112,8 +115,8 @@ impl Op {
             op::QHAL_OP_CAST => Self::Cast(dense::Cast::parse(desc)?),
             op::QHAL_OP_COPY => Self::Copy(dense::Copy::parse(desc)?),
             op::QHAL_OP_SOFTMAX => Self::Softmax(dense::Softmax::parse(desc)?),
-            op::QHAL_OP_GEMM => Self::Gemm(gemm::Gemm::parse(desc, false, threads)?),
-            op::QHAL_OP_GROUPED_GEMM => Self::Gemm(gemm::Gemm::parse(desc, true, threads)?),
+            op::QHAL_OP_GEMM => Self::Gemm(gemm::Gemm::parse(desc, false, threads, way)?),
+            op::QHAL_OP_GROUPED_GEMM => Self::Gemm(gemm::Gemm::parse(desc, true, threads, way)?),
             op::QHAL_OP_KV_APPEND => Self::KvAppend(attention::KvAppend::parse(desc)?),
             op::QHAL_OP_ATTENTION => Self::Attention(attention::Attention::parse(desc, threads)?),
             op::QHAL_OP_MLA_ATTENTION => Self::MlaAttention(attention::MlaAttention::parse(desc, threads)?),
@@ -173,7 +176,9 @@ impl Op {
 #[derive(Debug)]
 pub(crate) struct Plan {
     op: Op,
-    isa: Isa,
+    way: Way,
+    /// What it takes and what it could take.
+    variants: OnceLock<Vec<variants::Variant>>,
 }
 
 /// A kernel's refusal as the table reports it. What the data says wrongly fails the stream; what the caller says wrongly does not.

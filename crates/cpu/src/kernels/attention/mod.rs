@@ -36,6 +36,8 @@ const OP: &str = "attention";
 const MAX_ROWS: usize = 96;
 /// Up to so many rows values are converted where they are used.
 const IN_PLACE_ROWS: usize = 12;
+/// Positions of a tile and of a split, as reports name them.
+pub(crate) const TILING: (usize, usize) = (flash::TILE, flash::SPLIT);
 
 /// Attributes of attention.
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +72,13 @@ pub struct StepLimits {
 }
 
 impl AttentionArgs {
+    /// Query tokens of a sequence up to which values are converted where they are used.
+    pub(crate) const fn in_place_tokens(&self) -> usize {
+        if !self.value_dim.is_multiple_of(LANES) || self.num_key_value_heads == 0 {
+            return 0;
+        }
+        IN_PLACE_ROWS / (self.num_heads / self.num_key_value_heads)
+    }
     const fn dims(&self) -> Dims {
         Dims { key_dim: self.head_dim, value_dim: self.value_dim, scale: self.scale }
     }

@@ -9,16 +9,14 @@ use super::experts::{Block, active, block, max_slots, num_blocks};
 use super::form::PANEL;
 use super::panel::{CHUNK, Job, Mode, Worker};
 use super::shares::Shares;
+use super::way::Way;
 use super::wide::WideGroup;
 use super::workspace::{ALIGN, Cutter, SharedMut, piece_bytes};
 use super::{Compute, Epilogue, Groups, MAX_SEGMENTS, OP, Segment, WeightLayout};
-use crate::isa::Isa;
 use crate::kernels::error::{KernelError, same};
 use crate::matrix::{Matrix, MatrixMut};
 use crate::parallel::{Parallel, Serial};
 
-/// Bytes of activations that a block may take, so that they stay in a second-level cache of 1 MiB.
-const BLOCK_BYTES: usize = 640 << 10;
 /// Most rows of a block.
 const MAX_BLOCK: usize = 16 * MAX_WIDTH;
 /// Products below which waking another thread costs more than it gains.
@@ -35,13 +33,14 @@ pub(super) struct Scratch {
     slots: usize,
     formats: [Option<Format>; Format::COUNT],
     /// Rows of a block.
-    block: usize,
+    pub(super) block: usize,
     wide_groups: usize,
     values: usize,
 }
 
 impl Scratch {
     pub(super) fn of(
+        way: Way,
         rows: usize,
         experts: usize,
         segments: impl Iterator<Item = (WeightLayout, Compute)>,
@@ -64,7 +63,7 @@ impl Scratch {
                 Mode::InPlace(_) => row_bytes = row_bytes.max(4 * k),
             }
         }
-        let block = (BLOCK_BYTES / row_bytes / MAX_WIDTH * MAX_WIDTH).clamp(2 * MAX_WIDTH, MAX_BLOCK);
+        let block = ((way.block_kib << 10) / row_bytes / MAX_WIDTH * MAX_WIDTH).clamp(2 * MAX_WIDTH, MAX_BLOCK);
         Self { k, threads: threads.max(1), slots: max_slots(rows, experts), formats, block, wide_groups, values }
     }
 
@@ -89,7 +88,7 @@ impl Scratch {
 
 /// Operands of a launch.
 pub(super) struct Problem<'a> {
-    pub(super) isa: Isa,
+    pub(super) way: Way,
     pub(super) x: Matrix<'a, f32>,
     pub(super) groups: Groups<'a>,
     pub(super) segments: &'a [Segment<'a>],
@@ -107,7 +106,7 @@ impl<'a> Problem<'a> {
             return Ok(());
         }
         let segments = self.segments.iter().map(|segment| (segment.layout, segment.compute));
-        let scratch = Scratch::of(rows, self.groups.offsets.len() - 1, segments, parallel.threads());
+        let scratch = Scratch::of(self.way, rows, self.groups.offsets.len() - 1, segments, parallel.threads());
         let small = KernelError::Workspace { op: OP, expected: scratch.bytes(), found: workspace.len() };
         self.with_scratch(parallel, &scratch, workspace).ok_or(small)
     }
@@ -234,7 +233,7 @@ impl<'a> Problem<'a> {
                         }
                         // SAFETY: each tile is one task's.
                         let tile = unsafe { words.range((expert.first_slot + first) * row_words, width * row_words) };
-                        let spiked = round_tile(self.isa, format, &rows[..count], width, tile);
+                        let spiked = round_tile(self.way.isa, format, &rows[..count], width, tile);
                         if format.spikes {
                             let at = slots * row_words + expert.first_slot + first;
                             // SAFETY: behind all tiles, and the tile's own.
@@ -308,7 +307,7 @@ impl<'a> Problem<'a> {
         };
         // SAFETY: the columns of the panel and the rows of the block were checked to lie within the output; each pair is
         // one item's.
-        unsafe { epilogue::store(self.isa, store) };
+        unsafe { epilogue::store(self.way.isa, store) };
     }
 
     fn job(
@@ -330,7 +329,7 @@ impl<'a> Problem<'a> {
             _ => (&[], &[]),
         };
         let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
-        let job = Job { isa: self.isa, segment, panel, block, words, spiked, tokens: &tokens };
+        let job = Job { way: self.way, segment, panel, block, words, spiked, tokens: &tokens };
         // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
         unsafe { job.run(worker, side) };
     }

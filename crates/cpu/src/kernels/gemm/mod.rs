@@ -43,10 +43,13 @@ pub(super) mod shares;
 mod sources;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
+mod way;
 mod wide;
 mod workspace;
 
 pub use layout::WeightLayout;
+pub(crate) use way::Path;
+pub use way::Way;
 
 use qwen_hal_abi::ops;
 
@@ -153,7 +156,31 @@ pub struct Groups<'a> {
 /// Bytes of workspace for at most `rows` rows (sorted rows, with experts) of these weights on `threads` threads.
 #[must_use]
 pub fn workspace_bytes(rows: usize, experts: usize, segments: &[(WeightLayout, Compute)], threads: usize) -> usize {
-    driver::Scratch::of(rows, experts, segments.iter().copied(), threads).bytes()
+    workspace_bytes_of(Isa::current().into(), rows, experts, segments, threads)
+}
+
+/// The same for a way of computing.
+#[must_use]
+pub fn workspace_bytes_of(
+    way: Way,
+    rows: usize,
+    experts: usize,
+    segments: &[(WeightLayout, Compute)],
+    threads: usize,
+) -> usize {
+    driver::Scratch::of(way, rows, experts, segments.iter().copied(), threads).bytes()
+}
+
+/// Whether activations are rounded to int8 for a weight.
+#[must_use]
+pub fn is_rounded(layout: &WeightLayout, compute: Compute) -> bool {
+    matches!(panel::Mode::of(layout, compute), panel::Mode::Rounded(..))
+}
+
+/// Rows of a block of these weights.
+#[must_use]
+pub fn block_rows(way: Way, segments: &[(WeightLayout, Compute)]) -> usize {
+    driver::Scratch::of(way, 1, 1, segments.iter().copied(), 1).block
 }
 
 /// Multiplies all rows of `x` with each segment's weight.
@@ -161,7 +188,7 @@ pub fn workspace_bytes(rows: usize, experts: usize, segments: &[(WeightLayout, C
 /// # Errors
 /// Operands that don't fit each other, or a workspace that is too small.
 pub fn gemm(
-    isa: Isa,
+    way: impl Into<Way>,
     parallel: &dyn Parallel,
     x: Matrix<'_, f32>,
     segments: &[Segment<'_>],
@@ -176,7 +203,7 @@ pub fn gemm(
         found: x.rows,
     })?;
     let groups = Groups { offsets: &[0, rows], rows: None };
-    driver::Problem { isa: isa.supported(), x, groups, segments, out, epilogue }.run(parallel, workspace)
+    driver::Problem { way: way.into(), x, groups, segments, out, epilogue }.run(parallel, workspace)
 }
 
 /// Multiplies the rows of each expert with its weights; weights of experts without rows are not touched.
@@ -186,7 +213,7 @@ pub fn gemm(
 /// that is too small.
 #[expect(clippy::too_many_arguments, reason = "the op's operands")]
 pub fn grouped_gemm(
-    isa: Isa,
+    way: impl Into<Way>,
     parallel: &dyn Parallel,
     x: Matrix<'_, f32>,
     offsets: &[i32],
@@ -197,7 +224,7 @@ pub fn grouped_gemm(
     workspace: &mut [u8],
 ) -> Result<(), KernelError> {
     let groups = Groups { offsets, rows };
-    driver::Problem { isa: isa.supported(), x, groups, segments, out, epilogue }.run(parallel, workspace)
+    driver::Problem { way: way.into(), x, groups, segments, out, epilogue }.run(parallel, workspace)
 }
 
 #[cfg(test)]

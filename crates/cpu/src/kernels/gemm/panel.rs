@@ -6,6 +6,7 @@ use super::activations::{Format, padded_rows, tile_width};
 use super::experts::Block;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
+use super::way::{Path, Way};
 use super::wide::{GROUP, WideGroup};
 use super::{Compute, Segment, WeightLayout};
 use crate::isa::Isa;
@@ -57,7 +58,7 @@ pub(super) struct Worker<'a> {
 
 /// A segment's panel and the rows that it meets.
 pub(super) struct Job<'a> {
-    pub(super) isa: Isa,
+    pub(super) way: Way,
     pub(super) segment: &'a Segment<'a>,
     pub(super) panel: usize,
     pub(super) block: Block,
@@ -106,7 +107,7 @@ impl Job<'_> {
     /// As [`run`](Self::run).
     unsafe fn float(&self, plain: Plain, weights: &[u8], acc: &mut [f32]) {
         let panel = float::Panel {
-            isa: self.isa,
+            isa: self.way.isa,
             plain,
             weights,
             k: self.segment.layout.k(),
@@ -155,17 +156,17 @@ impl Job<'_> {
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
         let panel = self.panel_bytes();
         let tile_format = |row: usize| format.of_tile(self.spiked.get(row).is_some_and(|&spiked| spiked != 0));
+        let path = self.way.path(self.block.rows);
         #[cfg(target_arch = "x86_64")]
-        if self.isa != Isa::Scalar
-            && self.block.rows == 1
+        if let Path::OneRow { ahead } = path
             && let Some(acc) = acc.first_chunk_mut()
         {
             // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
             unsafe {
                 let format = tile_format(0);
-                if self.isa == Isa::Amx {
+                if self.way.isa >= Isa::Avx512 && ahead {
                     super::avx512::gemv::<{ crate::isa::AHEAD }>(form.dtype, format, panel, self.words, acc);
-                } else if self.isa == Isa::Avx512 {
+                } else if self.way.isa >= Isa::Avx512 {
                     super::avx512::gemv::<0>(form.dtype, format, panel, self.words, acc);
                 } else {
                     super::avx2::gemv::<0>(form.dtype, format, panel, self.words, acc);
@@ -174,8 +175,7 @@ impl Job<'_> {
             return;
         }
         #[cfg(target_arch = "aarch64")]
-        if self.isa == Isa::Neon
-            && self.block.rows == 1
+        if let Path::OneRow { .. } = path
             && let Some(acc) = acc.first_chunk_mut()
         {
             // SAFETY: the panel is whole blocks and the words one row over its inputs.
@@ -183,7 +183,7 @@ impl Job<'_> {
         }
         let k = self.segment.layout.k();
         let row_words = format.row_words(k);
-        let mut products = Products::new(self.isa, form, self.block.rows);
+        let mut products = Products::new(self.way.isa, form, path);
         let chunk_bytes = CHUNK / form.groups() * form.packed_block_bytes();
         for (i, packed) in panel.chunks(chunk_bytes).enumerate() {
             let groups = packed.len() / form.packed_block_bytes() * form.groups();
@@ -215,15 +215,15 @@ struct Products {
 }
 
 impl Products {
-    fn new(isa: Isa, form: Form, rows: usize) -> Self {
+    fn new(isa: Isa, form: Form, path: Path) -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            let tiles = (isa == Isa::Amx && rows >= super::amx::MIN_TOKENS).then(super::amx::Tiles::new);
+            let tiles = (path == Path::Tiles).then(super::amx::Tiles::new);
             Self { isa, form, tiles }
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
-            let _ = rows;
+            let _ = path;
             Self { isa, form }
         }
     }

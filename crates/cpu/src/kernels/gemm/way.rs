@@ -1,0 +1,115 @@
+//! The ways to compute a product. All give the same bits; which is fastest differs from processor to processor.
+
+use super::activations::MAX_WIDTH;
+use crate::isa::Isa;
+
+/// Bytes of activations that a block may take, so that they stay in a second-level cache of 1 MiB.
+const BLOCK_KIB: usize = 640;
+/// Others to try: for smaller and for larger caches.
+const OTHER_BLOCKS: [usize; 2] = [256, 1280];
+
+/// A choice of instructions and of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Way {
+    /// Instructions.
+    pub isa: Isa,
+    /// One-row products ask for memory ahead (needs AVX-512).
+    pub ahead: bool,
+    /// KiB of activations in a block.
+    pub block_kib: usize,
+}
+
+impl From<Isa> for Way {
+    fn from(isa: Isa) -> Self {
+        let isa = isa.supported();
+        Self { isa, ahead: isa == Isa::Amx, block_kib: BLOCK_KIB }
+    }
+}
+
+/// How a panel meets a block of rows of rounded activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// One row: the weight is read once, as a stream.
+    OneRow {
+        /// Memory is asked for ahead.
+        ahead: bool,
+    },
+    /// The panel is unpacked by stretches, each multiplied with tiles of rows in vector registers.
+    Vectors,
+    /// The same in tile registers.
+    Tiles,
+}
+
+impl Way {
+    /// The path for a block of so many rows.
+    pub(crate) const fn path(self, rows: usize) -> Path {
+        match self.isa {
+            Isa::Scalar => Path::Vectors,
+            _ if rows == 1 => Path::OneRow { ahead: self.ahead },
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx if rows >= super::amx::MIN_TOKENS => Path::Tiles,
+            _ => Path::Vectors,
+        }
+    }
+
+    /// Rows from which on another path is taken, ascending, each with its path; the first is for one row.
+    pub(crate) fn paths(self) -> Vec<(usize, Path)> {
+        let mut paths: Vec<(usize, Path)> = Vec::new();
+        for rows in 1..=2 * MAX_WIDTH {
+            let path = self.path(rows);
+            if paths.last().is_none_or(|(_, last)| *last != path) {
+                paths.push((rows, path));
+            }
+        }
+        paths
+    }
+
+    /// Short name: `amx`, `avx512-ahead`, `amx-block256`.
+    #[must_use]
+    pub fn name(self) -> String {
+        let default = Self::from(self.isa);
+        let ahead = match (default.ahead, self.ahead) {
+            (false, true) => "-ahead",
+            (true, false) => "-plain",
+            _ => "",
+        };
+        let block = if self.block_kib == BLOCK_KIB { String::new() } else { format!("-block{}", self.block_kib) };
+        format!("{}{ahead}{block}", self.isa.name())
+    }
+
+    /// Every way that this processor has up to `isa`, the usual one first. Portable code is among them only where there is nothing else.
+    #[must_use]
+    pub fn all(isa: Isa) -> Vec<Self> {
+        let mut ways = vec![Self::from(isa)];
+        if isa >= Isa::Avx512 {
+            ways.push(Self { ahead: isa != Isa::Amx, ..ways[0] });
+        }
+        ways.extend(OTHER_BLOCKS.map(|block_kib| Self { block_kib, ..ways[0] }));
+        let vector = |lower: &Isa| *lower < isa && *lower != Isa::Scalar;
+        ways.extend(Isa::available().into_iter().filter(vector).map(Self::from));
+        ways
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_different_and_paths_cover_all_rows() {
+        for isa in Isa::available() {
+            let ways = Way::all(isa);
+            let names: std::collections::BTreeSet<String> = ways.iter().map(|way| way.name()).collect();
+            assert_eq!(names.len(), ways.len());
+            for way in ways {
+                assert!(way.name().len() < 32);
+                let paths = way.paths();
+                assert_eq!(paths.first().map(|(rows, _)| *rows), Some(1));
+                for rows in 1..200 {
+                    let listed = paths.iter().rev().find(|(first, _)| *first <= rows).map(|(_, path)| *path);
+                    assert_eq!(listed, Some(way.path(rows)), "{} at {rows}", way.name());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What a plan tells of the ways it computes in: the path of each range of sizes, for the way that it takes and for the others that this
+//! processor has. Ranges come from the functions that launches decide by.
+
+use qwen_hal_abi::{QHAL_VARIANT_CHOSEN, qhal_variant};
+
+use super::desc::Extent;
+use super::{Op, Plan};
+use crate::api::write_text;
+use crate::kernels::attention::TILING;
+use crate::kernels::gemm::{Path, Way};
+
+/// A way for a range of sizes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Variant {
+    way: String,
+    family: &'static str,
+    tiling: String,
+    range: Option<Range>,
+    chosen: bool,
+}
+
+impl Variant {
+    pub(super) fn raw(&self) -> qhal_variant {
+        let (symbol, min, max) = self.range.unwrap_or((u32::MAX, 0, i64::MAX));
+        let mut raw = qhal_variant {
+            struct_size: size_of::<qhal_variant>() as u32,
+            flags: if self.chosen { QHAL_VARIANT_CHOSEN } else { 0 },
+            symbol,
+            reserved: 0,
+            min,
+            max,
+            family: [0; 32],
+            tiling: [0; 64],
+            name: [0; 32],
+        };
+        write_text(&mut raw.family, self.family);
+        write_text(&mut raw.tiling, &self.tiling);
+        write_text(&mut raw.name, &self.way);
+        raw
+    }
+}
+
+/// Symbol of a launch, and its smallest and largest value; none: all launches.
+type Range = (u32, i64, i64);
+/// (first row, family, tiling), ascending.
+type Steps = Vec<(usize, &'static str, String)>;
+
+impl Plan {
+    /// Its own variants, then the others that this processor has.
+    pub(super) fn variants(&self) -> &[Variant] {
+        self.variants.get_or_init(|| {
+            let others = Way::all(self.way.isa.max(crate::isa::Isa::current()));
+            let others = others.into_iter().filter(|way| *way != self.way && self.op.differs(self.way, *way));
+            let ways = std::iter::once(self.way).chain(others);
+            ways.flat_map(|way| self.op.variants(way, way == self.way)).collect()
+        })
+    }
+}
+
+impl Op {
+    /// Whether another way is another computation for this op.
+    fn differs(&self, own: Way, other: Way) -> bool {
+        match self {
+            Self::Gemm(gemm) if gemm.blocks(own).0 => true,
+            Self::Gemm(_) => other.ahead == Way::from(other.isa).ahead,
+            // Blocks and asking ahead are products' alone.
+            _ => other == Way::from(other.isa),
+        }
+    }
+
+    fn variants(&self, way: Way, chosen: bool) -> Vec<Variant> {
+        let isa = way.isa.name();
+        let (rows, steps): (Option<Extent>, Steps) = match self {
+            Self::Gemm(gemm) => {
+                let (rounded, block) = gemm.blocks(way);
+                let steps = match (rounded, gemm.deciding_rows().is_some()) {
+                    (true, true) => way.paths().into_iter().map(|(rows, path)| step(rows, path, isa, block)).collect(),
+                    (true, false) => vec![(1, "int8_by_expert", format!("{isa}_1x16_16x16_block{block}"))],
+                    (false, _) => vec![(1, "f32_products", format!("{isa}_block{block}"))],
+                };
+                (gemm.deciding_rows(), steps)
+            }
+            Self::Attention(attention) => {
+                let ((rows, in_place), tiling) =
+                    (attention.deciding_rows(), format!("{isa}_{}x{}", TILING.0, TILING.1));
+                let mut steps = vec![(in_place + 1, "flash_staged", tiling.clone())];
+                if in_place > 0 {
+                    steps.insert(0, (1, "flash_in_place", tiling));
+                }
+                (Some(rows), steps)
+            }
+            Self::MlaAttention(_) => (None, vec![(1, "flash_latent", format!("{isa}_{}x{}", TILING.0, TILING.1))]),
+            _ => (None, vec![(1, "by_row", isa.to_owned())]),
+        };
+        ranges(rows, steps)
+            .into_iter()
+            .map(|(range, family, tiling)| Variant { way: way.name(), family, tiling, range, chosen })
+            .collect()
+    }
+}
+
+fn step(rows: usize, path: Path, isa: &str, block: usize) -> (usize, &'static str, String) {
+    match path {
+        Path::OneRow { ahead: true } => (rows, "int8_stream_ahead", format!("{isa}_1x16")),
+        Path::OneRow { ahead: false } => (rows, "int8_stream", format!("{isa}_1x16")),
+        Path::Vectors => (rows, "int8_vectors", format!("{isa}_16x16_block{block}")),
+        Path::Tiles => (rows, "int8_tiles", format!("{isa}_16x16_block{block}")),
+    }
+}
+
+/// Steps in rows as ranges of the symbol that rows are a multiple of; one without a range if rows are fixed.
+fn ranges(rows: Option<Extent>, steps: Steps) -> Vec<(Option<Range>, &'static str, String)> {
+    let symbol = rows.and_then(|rows| Some((rows.symbol()?, rows.max)));
+    let Some(((factor, symbol), most)) = symbol else {
+        // The step that holds the fixed number, or the one with most to say.
+        let fixed = rows.and_then(Extent::as_fixed).unwrap_or(usize::MAX).max(1);
+        let held = steps.into_iter().rev().find(|(first, ..)| *first <= fixed);
+        return held.map(|(_, family, tiling)| (None, family, tiling)).into_iter().collect();
+    };
+    let most = (most / factor).max(1);
+    let firsts: Vec<usize> = steps.iter().map(|(first, ..)| first.div_ceil(factor)).collect();
+    let ends = firsts.iter().skip(1).map(|first| first - 1).chain([most]);
+    let whole = firsts.iter().copied().zip(ends).zip(steps);
+    let held = whole.filter(|((first, end), _)| *first <= most && first <= end);
+    held.map(|((first, end), (_, family, tiling))| (Some((symbol, first as i64, end.min(most) as i64)), family, tiling))
+        .collect()
+}
