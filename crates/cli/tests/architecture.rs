@@ -21,6 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qwen-engine", &["qwen-runtime", "qwen-models", "qwen-formats", "qwen-hal", "qwen-ir"]),
     ("qwen-bench", &["qwen-engine", "qwen-runtime", "qwen-ir"]),
     ("qwen-null", &["qwen-hal-abi"]),
+    ("qwen-opencl", &["qwen-hal-abi"]),
     (
         "qwen-cli",
         &["qwen-bench", "qwen-engine", "qwen-models", "qwen-formats", "qwen-hal", "qwen-hal-check", "qwen-cpu"],
@@ -29,7 +30,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that may contain `unsafe`: kernels, foreign functions, memory.
-const UNSAFE: &[&str] = &["qwen-hal-abi", "qwen-hal", "qwen-hal-check", "qwen-cpu", "qwen-null", "qwen-formats"];
+const UNSAFE: &[&str] =
+    &["qwen-hal-abi", "qwen-hal", "qwen-hal-check", "qwen-cpu", "qwen-null", "qwen-opencl", "qwen-formats"];
 
 /// The workspace as cargo sees it: manifest path and own normal and build dependencies of every member.
 fn workspace() -> BTreeMap<String, (String, Vec<String>)> {
