@@ -85,6 +85,12 @@ pub enum CliError {
     /// A plugin that can't be checked.
     #[error("{0}")]
     Uncheckable(String),
+    /// A device that can't be measured, or a profile that can't be kept.
+    #[error(transparent)]
+    Dispatch(#[from] qwen_dispatch::DispatchError),
+    /// A sheet of a chip that is refused.
+    #[error(transparent)]
+    Chip(#[from] qwen_chips::ChipError),
     /// A plugin that is not used.
     #[error(transparent)]
     Plugin(#[from] qwen_hal::loader::LoadError),

@@ -11,6 +11,7 @@ pub mod arguments;
 pub mod bench;
 pub mod commands;
 pub mod console;
+pub mod dispatch;
 pub mod entry;
 pub mod error;
 pub mod eval;

@@ -11,6 +11,7 @@ use qwen_models::tokenizer::Tokenizer;
 
 use crate::arguments::{KvCacheDtype, Precision, RuntimeArguments};
 use crate::console::Progress;
+use crate::dispatch;
 use crate::error::CliError;
 use crate::plugins;
 
@@ -143,6 +144,7 @@ pub fn load(model: &str, runtime: &RuntimeArguments, wish: &Wish) -> Result<Engi
 /// # Errors
 /// As [`load`].
 pub fn load_on(path: &Path, device: Device, options: &LoadOptions) -> Result<Engine, CliError> {
+    dispatch::announce(path, &device, options)?;
     let progress = Progress::steps("loading");
     let mut show = |stage| match stage {
         LoadStage::Opening => {}

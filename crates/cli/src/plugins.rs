@@ -130,7 +130,9 @@ pub fn open(name: &DeviceName, named: &[PathBuf], threads: Option<u32>) -> Resul
     let host = host(threads);
     // Without a plugin nothing is looked for.
     let plugin = if name.plugin == CPU { cpu(&host)? } else { find(&name.plugin, &loader(named)?, &host)? };
-    Ok(plugin.open(name.index, &[])?)
+    let device = plugin.open(name.index, &[])?;
+    crate::dispatch::use_tuned_variants(&device);
+    Ok(device)
 }
 
 #[cfg(test)]

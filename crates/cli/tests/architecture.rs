@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qwen-formats", &[]),
     ("qwen-chips", &["qwen-hal-abi"]),
     ("qwen-hal", &["qwen-hal-abi"]),
+    ("qwen-dispatch", &["qwen-hal", "qwen-chips"]),
     ("qwen-hal-check", &["qwen-hal", "qwen-formats"]),
     ("qwen-ir", &["qwen-formats"]),
     ("qwen-models", &["qwen-formats", "qwen-ir"]),
@@ -24,7 +25,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qwen-opencl", &["qwen-hal-abi"]),
     (
         "qwen-cli",
-        &["qwen-bench", "qwen-engine", "qwen-models", "qwen-formats", "qwen-hal", "qwen-hal-check", "qwen-cpu"],
+        &[
+            "qwen-bench",
+            "qwen-engine",
+            "qwen-models",
+            "qwen-formats",
+            "qwen-hal",
+            "qwen-hal-check",
+            "qwen-cpu",
+            "qwen-chips",
+            "qwen-dispatch",
+        ],
     ),
     ("qwen-fuzz", &["qwen-formats", "qwen-ir", "qwen-models"]),
 ];
@@ -122,6 +133,40 @@ fn files_are_short() {
                     "{} has {lines} lines; at most {LIMIT}, or \"long because\" in its opening comment",
                     path.display()
                 );
+            }
+        }
+    }
+}
+
+/// What is decided by chip is an entry of its sheet: outside the crate of sheets no code names one.
+#[test]
+fn no_code_knows_a_chip_by_name() {
+    // Kinds of devices rather than chips.
+    const KINDS: [&str; 3] = ["cpu", "opencl", "cuda"];
+    let names: Vec<String> = qwen_chips::Chip::all()
+        .iter()
+        .flat_map(|chip| std::iter::once(&chip.name).chain(&chip.aliases).chain([&chip.plugin]))
+        .filter(|name| !KINDS.contains(&name.as_str()))
+        .map(|name| format!("\"{name}\""))
+        .collect();
+    assert!(names.len() > 20, "{names:?}");
+    for (krate, (manifest, _)) in workspace() {
+        if krate == "qwen-chips" {
+            continue;
+        }
+        let mut folders = vec![Path::new(&manifest).with_file_name("src")];
+        while let Some(folder) = folders.pop() {
+            for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let source = std::fs::read_to_string(&path).unwrap();
+                    // Tests may ask for a chip.
+                    let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+                    let found = names.iter().find(|name| code.contains(name.as_str()));
+                    let is_test = path.file_name().is_some_and(|name| name == "tests.rs");
+                    assert!(found.is_none() || is_test, "{} names a chip: {found:?}", path.display());
+                }
             }
         }
     }

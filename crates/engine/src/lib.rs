@@ -23,9 +23,9 @@ mod stop;
 pub use engine::{Engine, Prepared, Preparer};
 pub use error::EngineError;
 pub use handle::{About, EngineHandle, Outputs, Progress, SubmitError};
-pub use load::{DEFAULT_SEQ_LEN, LoadOptions, LoadStage, LoadedModel, compile};
-pub use qwen_ir::MlaForm;
-pub use qwen_runtime::{Bytes, Compiled, KvDType, MemoryReport, PassName, Policy};
+pub use load::{DEFAULT_SEQ_LEN, Explained, LoadOptions, LoadStage, LoadedModel, compile, explain};
+pub use qwen_ir::{MlaForm, Phase, Symbol};
+pub use qwen_runtime::{Bytes, Compiled, KvDType, MemoryReport, PassName, PlannedOp, Policy};
 pub use request::{
     ClientKey, Constraint, FinishReason, Grammar, Limits, MAX_LOGPROBS, Output, Request, RequestId, RequestTimings,
 };

@@ -10,7 +10,7 @@ use qwen_ir::{Graph, MlaForm};
 use qwen_models::chat_template::ChatTemplate;
 use qwen_models::family::{ModelConfig, ModelInfo, TensorIndex, build_graph, read_config};
 use qwen_models::tokenizer::Tokenizer;
-use qwen_runtime::{Compiled, KvDType, Model, ModelOptions, PassName, Policy, RuntimeError};
+use qwen_runtime::{Compiled, KvDType, Model, ModelOptions, PassName, PlannedOp, Policy, RuntimeError};
 
 use crate::EngineError;
 
@@ -167,6 +167,26 @@ pub fn compile(
         RuntimeError::Output(error) => EngineError::Output(error),
         other => other.into(),
     })
+}
+
+/// What [`explain`] tells.
+#[derive(Debug, Clone)]
+pub struct Explained {
+    /// Longest context that the plans are for.
+    pub max_seq_len: u32,
+    /// Plans for every size of step.
+    pub ops: Vec<PlannedOp>,
+}
+
+/// What a device would plan for a model: nothing is loaded or computed.
+///
+/// # Errors
+/// If a file is damaged, the model is not supported, or a plan fails.
+pub fn explain(path: &Path, device: Device, options: &LoadOptions) -> Result<Explained, EngineError> {
+    let (checkpoint, config, graph) = open(path)?;
+    let options = model_options(&config, options)?;
+    let max_seq_len = options.max_seq_len;
+    Ok(Explained { max_seq_len, ops: Model::explain(graph, checkpoint, device, options)? })
 }
 
 fn open(path: &Path) -> Result<(Arc<Checkpoint>, ModelConfig, Graph), EngineError> {

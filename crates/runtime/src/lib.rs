@@ -27,5 +27,5 @@ pub use cost::{Cost, StepObserver};
 pub use device_model::HalDeviceModel;
 pub use error::{Bytes, RuntimeError};
 pub use executor::Executor;
-pub use model::{Compiled, MemoryReport, Model, ModelOptions};
+pub use model::{Compiled, MemoryReport, Model, ModelOptions, PlannedOp};
 pub use qwen_ir::passes::{KvDType, PassName, Policy};

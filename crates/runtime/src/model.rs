@@ -19,8 +19,10 @@ use crate::weights::WeightStore;
 use crate::{Bytes, RuntimeError};
 
 mod compile;
+mod planned;
 
 pub use compile::Compiled;
+pub use planned::PlannedOp;
 
 /// Limits and choices.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,4 +1,5 @@
 //! The commands of `qwen-bench`, one file each.
 
+pub mod kernels;
 mod limits;
 pub mod throughput;

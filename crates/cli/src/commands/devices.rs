@@ -1,17 +1,22 @@
 //! `qwen devices`: what there is to compute on, and which plugins were found.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{Args, Subcommand};
+use qwen_chips::{Catalogue, Chip, Dtype, DtypeSheet, Figure};
+use qwen_dispatch::{HardwareProfile, bandwidth_text};
 use qwen_formats::DType;
 use qwen_hal::abi;
 use qwen_hal::loader::Candidate;
 use qwen_hal::{Device, Plugin, available_threads};
 use serde::Serialize;
 
+use super::explain::Explain;
 use crate::console::{DIM, NAME, bytes, print_json, stdout};
+use crate::dispatch;
 use crate::error::{CliError, sentence};
 use crate::plugins;
 
@@ -21,23 +26,37 @@ Examples:
   qwen devices --json
   QWEN_CPU_ISA=avx2 qwen devices
   qwen devices --plugin ./libhal_example.so
+  qwen devices --refresh
+  qwen devices explain --model smollm2 --seq 65536
 
 Plugins are libraries libhal_NAME.so. They are looked for, in this order, in what --plugin names, in
 the folders and files of QWEN_HAL_PATH, in ../lib/qwen/plugins seen from this program, and in
 /usr/lib/qwen/plugins; never in the current directory. Each is tried out in a process of its own
 first, for at most QWEN_HAL_PROBE_SECONDS (20): one that crashes or hangs is told here and not used.
-Values are what the device declares; nothing is measured here.";
+A device is measured the first time it is seen, in about a second, and again when its driver, its
+firmware or this program's version changes. Figures are measured, or declared (by the device, or by
+the sheet of its chip), or simulated; a chip that nobody ran this on is UNTESTED.";
 
 /// Show the devices to compute on, and the plugins found
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Devices {
+    #[command(subcommand)]
+    command: Option<DevicesCommand>,
     /// A plugin's library, or a folder of plugins (may be repeated)
     #[arg(long = "plugin", value_name = "FILE")]
     plugins: Vec<PathBuf>,
+    /// Measure again what was measured before
+    #[arg(long)]
+    refresh: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum DevicesCommand {
+    Explain(Explain),
 }
 
 /// What `--json` prints.
@@ -82,6 +101,54 @@ struct Report {
     cache_bytes: Option<Vec<u64>>,
     features: Vec<&'static str>,
     dtypes: Vec<DtypeReport>,
+    /// The sheet of its chip.
+    chip: Option<ChipReport>,
+    /// Declared by the device itself, bytes per second.
+    declared_bandwidth: Option<f64>,
+    profile: Option<HardwareProfile>,
+    /// Why there is no profile.
+    profile_error: Option<String>,
+}
+
+/// What the sheet of a chip says.
+#[derive(Debug, Serialize)]
+struct ChipReport {
+    name: String,
+    title: String,
+    /// `measured` or `UNTESTED`.
+    status: &'static str,
+    bandwidth: Option<Declared>,
+    memory: Option<Declared>,
+    rates: BTreeMap<&'static str, Declared>,
+    faults: Vec<String>,
+}
+
+/// A figure of a sheet.
+#[derive(Debug, Clone, Serialize)]
+struct Declared {
+    value: f64,
+    trust: &'static str,
+    source: String,
+}
+
+impl ChipReport {
+    fn new(chip: &Chip) -> Self {
+        let figure = |figure: &Figure| Declared {
+            value: figure.value,
+            trust: chip.trust(figure).label(),
+            source: chip.sources.get(&figure.source).map(|source| source.title.clone()).unwrap_or_default(),
+        };
+        let rate = |(dtype, sheet): (&Dtype, &DtypeSheet)| Some((dtype.name(), figure(sheet.rate.as_ref()?)));
+        Self {
+            name: chip.name.clone(),
+            title: chip.title.clone(),
+            status: chip.status.label(),
+            bandwidth: chip.memory.bandwidth.as_ref().map(figure),
+            memory: chip.memory.usable.as_ref().or(chip.memory.capacity.as_ref()).map(figure),
+            rates: chip.compute.dtypes.iter().filter_map(rate).collect(),
+            faults: chip.faults.iter().map(|fault| fault.summary.clone()).collect(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -133,13 +200,17 @@ impl Devices {
     /// # Errors
     /// If a device can't be opened.
     pub fn run(self) -> Result<(), CliError> {
+        if let Some(DevicesCommand::Explain(explain)) = self.command {
+            return explain.run();
+        }
+        let catalogue = dispatch::catalogue()?;
         let host = plugins::host(None);
-        let mut answer =
-            Answer { devices: vec![Report::new(&plugins::cpu(&host)?.open(0, &[])?)?], plugins: Vec::new() };
+        let report = |device: &Device| Report::new(device, &catalogue, self.refresh);
+        let mut answer = Answer { devices: vec![report(&plugins::cpu(&host)?.open(0, &[])?)], plugins: Vec::new() };
         let loader = plugins::loader(&self.plugins)?;
         for candidate in loader.candidates() {
             let report = match loader.load(&candidate, &host) {
-                Ok(plugin) => answer.add(&candidate, &plugin),
+                Ok(plugin) => answer.add(&candidate, &plugin, &report),
                 Err(error) => PluginReport::new(&candidate, None, vec![sentence(&error)]),
             };
             answer.plugins.push(report);
@@ -154,16 +225,15 @@ impl Devices {
 
 impl Answer {
     /// Adds the devices of a plugin; one that can't be opened does not hide the others.
-    fn add(&mut self, candidate: &Candidate, plugin: &Arc<Plugin>) -> PluginReport {
+    fn add(&mut self, candidate: &Candidate, plugin: &Arc<Plugin>, report: &dyn Fn(&Device) -> Report) -> PluginReport {
         let mut errors = Vec::new();
         let count = plugin.device_count().unwrap_or_else(|error| {
             errors.push(sentence(&error));
             0
         });
         for index in 0..count {
-            let device = plugin.open(index, &[]).map_err(CliError::from).and_then(|device| Report::new(&device));
-            match device {
-                Ok(report) => self.devices.push(report),
+            match plugin.open(index, &[]).map_err(CliError::from) {
+                Ok(device) => self.devices.push(report(&device)),
                 Err(error) => errors.push(sentence(&error)),
             }
         }
@@ -188,7 +258,12 @@ impl PluginReport {
 }
 
 impl Report {
-    fn new(device: &Device) -> Result<Self, CliError> {
+    /// A device that fails while it is measured is shown without figures.
+    fn new(device: &Device, catalogue: &Catalogue, refresh: bool) -> Self {
+        let (profile, profile_error) = match dispatch::profile(device, refresh) {
+            Ok(profile) => (profile, None),
+            Err(error) => (None, Some(sentence(&error))),
+        };
         let (info, caps, manifest) = (device.info(), device.caps(), device.plugin().manifest());
         // Of the backend that is part of this program; what a plugin computes with is its own.
         let is_cpu = manifest.name == plugins::CPU;
@@ -197,7 +272,7 @@ impl Report {
             name: DType::from_code(entry.dtype).map_or_else(|| format!("code {}", entry.dtype), |d| d.to_string()),
             can: ABILITIES.iter().filter(|(bit, _)| entry.bits & bit != 0).map(|(_, name)| *name).collect(),
         };
-        Ok(Self {
+        Self {
             plugin: manifest.name.clone(),
             plugin_version: manifest.version.clone(),
             index: info.index,
@@ -215,7 +290,11 @@ impl Report {
             cache_bytes: caps.cache_bytes.map(caches),
             features: FEATURES.iter().filter(|(bit, _)| caps.has(*bit)).map(|(_, name)| *name).collect(),
             dtypes: caps.dtypes.iter().map(dtype).collect(),
-        })
+            chip: dispatch::chip_of(catalogue, device).map(ChipReport::new),
+            declared_bandwidth: caps.bandwidth.filter(|bandwidth| *bandwidth > 0.0),
+            profile,
+            profile_error,
+        }
     }
 }
 
@@ -245,7 +324,74 @@ fn print_report(report: &Report) -> Result<(), CliError> {
     line("computes in", able("compute"))?;
     line("stores", able("store"))?;
     line("features", Some(report.features.join(" ")))?;
+    let chip = report.chip.as_ref();
+    line("chip", chip.map(|chip| format!("{}, {}", chip.title, chip.status)))?;
+    for (name, value) in figures(report) {
+        line(&name, Some(value))?;
+    }
+    line("not measured", report.profile_error.clone())?;
+    for fault in chip.map_or(&[][..], |chip| &chip.faults) {
+        line("known fault", Some(fault.clone()))?;
+    }
     Ok(())
+}
+
+/// Figures of speed, measured or simulated ones beside those that are declared.
+fn figures(report: &Report) -> Vec<(String, String)> {
+    let chip = report.chip.as_ref();
+    let declared = |figure: Option<&Declared>, unit: fn(f64) -> String| {
+        figure.map(|figure| format!("{} declared ({})", unit(figure.value), figure.trust))
+    };
+    let own = report.declared_bandwidth.map(|value| format!("{} declared (device)", bandwidth_text(value)));
+    let sheet = declared(chip.and_then(|chip| chip.bandwidth.as_ref()), bandwidth_text);
+    let profile = report.profile.as_ref();
+    let origin = profile.map_or("measured", |profile| profile.origin.label());
+    let found = |value: Option<f64>, unit: fn(f64) -> String| value.map(|value| format!("{} {origin}", unit(value)));
+    let join = |parts: [Option<String>; 3]| parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    let mut figures = vec![(
+        "reads memory".to_owned(),
+        join([found(profile.and_then(HardwareProfile::bandwidth), bandwidth_text), own, sheet]),
+    )];
+    let Some(profile) = profile else {
+        for (dtype, rate) in chip.into_iter().flat_map(|chip| &chip.rates) {
+            figures.extend(declared(Some(rate), operations).map(|text| (format!("computes {dtype}"), text)));
+        }
+        return figures.into_iter().filter(|(_, text)| !text.is_empty()).collect();
+    };
+    let caches = profile.levels.split_last().map_or(&[][..], |(_, caches)| caches);
+    figures.extend(caches.iter().map(|level| {
+        (
+            format!("reads {}", bytes(level.working_set)),
+            join([found(Some(level.bandwidth), bandwidth_text), None, None]),
+        )
+    }));
+    let copies = [
+        ("copies", profile.copy_bandwidth),
+        ("from host", profile.upload_bandwidth),
+        ("to host", profile.download_bandwidth),
+    ];
+    figures.extend(copies.map(|(name, value)| (name.to_owned(), join([found(value, bandwidth_text), None, None]))));
+    for (form, rate) in &profile.rates {
+        figures.push((form.clone(), join([found(Some(rate.operations), operations), None, None])));
+    }
+    for (dtype, rate) in chip.into_iter().flat_map(|chip| &chip.rates) {
+        figures.extend(declared(Some(rate), operations).map(|text| (format!("computes {dtype}"), text)));
+    }
+    let times = [("launch", profile.launch_ns), ("launch and wait", profile.barrier_ns)];
+    figures.extend(times.map(|(name, value)| (name.to_owned(), join([found(value, microseconds), None, None]))));
+    figures.into_iter().filter(|(_, text)| !text.is_empty()).collect()
+}
+
+fn operations(per_second: f64) -> String {
+    if per_second >= 1e12 {
+        format!("{:.1} TOP/s", per_second / 1e12)
+    } else {
+        format!("{:.0} GOP/s", per_second / 1e9)
+    }
+}
+
+fn microseconds(nanoseconds: f64) -> String {
+    format!("{:.1} us", nanoseconds / 1e3)
 }
 
 fn print_plugin(report: &PluginReport) -> Result<(), CliError> {

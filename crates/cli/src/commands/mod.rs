@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod compile;
 pub mod devices;
+pub mod explain;
 pub mod generate;
 pub mod inspect;
 pub mod models;

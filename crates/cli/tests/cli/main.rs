@@ -5,6 +5,7 @@
 mod common;
 mod compile;
 mod default_model;
+mod dispatch;
 mod generate;
 mod hostile;
 mod logits;

@@ -9,6 +9,7 @@ fn help_of_every_command() {
         insta::assert_snapshot!(format!("help_qwen_{command}"), transcript(qwen().args([command, "--help"])));
     }
     insta::assert_snapshot!("help_qwen_eval", transcript(qwen_eval().arg("--help")));
+    insta::assert_snapshot!("help_qwen_devices_explain", transcript(qwen().args(["devices", "explain", "--help"])));
     for command in ["list", "fetch", "inspect", "synth"] {
         let help = transcript(qwen().args(["models", command, "--help"]));
         insta::assert_snapshot!(format!("help_qwen_models_{command}"), help);
@@ -22,6 +23,7 @@ fn help_of_every_command() {
 fn help_of_the_bench() {
     insta::assert_snapshot!("help_qwen_bench", transcript(qwen_bench().arg("--help")));
     insta::assert_snapshot!("help_qwen_bench_throughput", transcript(qwen_bench().args(["throughput", "--help"])));
+    insta::assert_snapshot!("help_qwen_bench_kernels", transcript(qwen_bench().args(["kernels", "--help"])));
 }
 
 #[test]

@@ -41,6 +41,8 @@ fn devices_and_refused_plugins_are_listed() {
     compile(&hang, 11);
     let mut command = qwen();
     command.args(["devices", "--json"]).env("QWEN_HAL_PATH", folder.path()).env("QWEN_HAL_PROBE_SECONDS", "5");
+    // What is measured here is nobody's profile.
+    command.env("QWEN_CACHE", folder.path());
     let answer: Value = serde_json::from_str(&stdout(&mut command)).unwrap();
     let devices: Vec<&str> =
         answer["devices"].as_array().unwrap().iter().map(|device| device["plugin"].as_str().unwrap()).collect();
@@ -55,7 +57,7 @@ fn devices_and_refused_plugins_are_listed() {
     };
     assert!(why(&crash).contains("crashed in its self test, in qhal_plugin_query, plugin_init"), "{}", why(&crash));
     assert!(why(&hang).contains("hung in its self test, in device_open, device_caps, for 5 s"), "{}", why(&hang));
-    let text = stdout(qwen().args(["devices", "--plugin"]).arg(&good));
+    let text = stdout(qwen().args(["devices", "--plugin"]).arg(&good).env("QWEN_CACHE", folder.path()));
     assert!(
         text.contains("example:0  Example in host memory") && text.contains("plugin example 0.1.0: loaded"),
         "{text}"
