@@ -292,7 +292,6 @@ fn forward(
     batch: &Batch,
     look: &mut Look<'_>,
 ) -> Result<(), EngineError> {
-    logits.clear();
     match look {
         Look::Time => model.forward(phase, batch, logits)?,
         Look::Break(breakdown) => {

@@ -100,4 +100,10 @@ pub enum EngineError {
         /// Its logit.
         value: f32,
     },
+    /// A grammar that can't be compiled, is too large, or can't be fulfilled.
+    #[error("the grammar: {reason}; simplify it, or ask without one")]
+    Grammar {
+        /// What is wrong.
+        reason: String,
+    },
 }

@@ -144,8 +144,8 @@ impl EngineHandle {
         Ok((Self { shared, commands }, thread))
     }
 
-    /// Takes a request. Never waits for the engine, but compiles the request's grammar, which may take some
-    /// tens of milliseconds: with one, a task should call this from a blocking thread.
+    /// Takes a request. Never waits for the engine, but compiles the request's grammar, which may take
+    /// up to [`COMPILE_BUDGET`](crate::constraint::COMPILE_BUDGET): with one, a task should call this from a blocking thread.
     ///
     /// # Errors
     /// If the request can't be computed, too many are in flight, or the engine takes none.
@@ -171,6 +171,14 @@ impl EngineHandle {
     /// If the request can't be computed.
     pub fn check(&self, request: &Request) -> Result<(), EngineError> {
         self.shared.about.limits.check(request)
+    }
+
+    /// Sorts the vocabulary for grammars, which the first grammar would wait for otherwise.
+    ///
+    /// # Errors
+    /// If the model has no tokenizer or no token that ends an answer.
+    pub fn warm_up_grammars(&self) -> Result<(), EngineError> {
+        self.shared.preparer.warm_up_grammars()
     }
 
     /// Ends a request within a step; its last output says so. One that has ended is left alone.

@@ -1,34 +1,47 @@
 //! Sequences, batches, sampling: turns a runtime that computes logits into one that generates text.
 //!
-//! In: token ids and [`SamplingParams`] ([`Request`]). Out: one [`Output`] per token. Three main types: [`LoadedModel`] (files,
-//! tokenizer, template), [`Engine`] (requests in flight), [`Sampler`]. Invariants:
-//! - the tokens of a request depend on the request alone: not on what else runs, on how its prompt was cut into steps, or on
-//!   the number of threads;
-//! - a request that was accepted can't run out of cache: its blocks are promised when it starts, and what can never fit is
-//!   refused at once, with the arithmetic;
+//! In: token ids and [`SamplingParams`] ([`Request`]). Out: one [`Output`] per token. Three main types: [`LoadedModel`]
+//! (files, tokenizer, template), [`Engine`] (requests in flight), [`Sampler`]. Invariants:
+//! - the tokens of a request depend on the request alone: not on what else runs, on how its prompt was cut into steps, on
+//!   what was cached, guessed or preempted, or on the number of threads;
+//! - a request that was accepted can't run out of cache: it gives way to earlier ones and is computed again, and what can
+//!   never fit is refused at once, with the arithmetic;
 //! - prompt tokens and generated tokens of a model whose form depends on the phase are never computed in one step.
 //!
 //! The crate knows no protocol and no chip.
 #![forbid(unsafe_code)]
 
+mod blocks;
+mod compute;
+pub mod constraint;
 mod engine;
 mod error;
-pub mod handle;
+mod handle;
 mod load;
+mod load_meter;
+mod prefix_cache;
+mod prepare;
+mod queue;
 mod request;
 mod sampling;
+mod schedule;
+mod sequence;
+mod speculate;
 mod stats;
 mod stop;
 
-pub use engine::{Engine, Prepared, Preparer};
+pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use handle::{About, EngineHandle, Outputs, Progress, SubmitError};
 pub use load::{DEFAULT_SEQ_LEN, Explained, LoadOptions, LoadStage, LoadedModel, compile, explain};
+pub use load_meter::{DeviceRates, HLI_MERGE, HLI_SPLIT};
+pub use prepare::{Prepared, Preparer};
 pub use qwen_ir::{MlaForm, Phase, Symbol};
 pub use qwen_runtime::{Bytes, Compiled, KvDType, MemoryReport, PassName, PlannedOp, Policy};
 pub use request::{
     ClientKey, Constraint, FinishReason, Grammar, Limits, MAX_LOGPROBS, Output, Request, RequestId, RequestTimings,
 };
 pub use sampling::{Logprobs, Sampled, Sampler, SamplingParams, Scratch, TokenLogprob, logprobs};
+pub use speculate::Speculation;
 pub use stats::{EngineStats, STEP_TOKENS_BOUNDS};
 pub use stop::{Released, StopWatch};

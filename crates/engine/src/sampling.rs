@@ -1,10 +1,10 @@
 //! From logits to a token.
 //!
-//! In: one row of logits, the tokens so far, [`SamplingParams`]. Out: a token and, if wanted, log-probabilities. The order is:
-//! bias, repetition penalty, frequency and presence penalty, temperature, top-k, top-p, min-p, draw. Log-probabilities are
-//! those of the model, before any of it. Token `n` of a request is drawn with the `n`-th number of the request's own
-//! generator, so a request gives the same text alone, in a batch, or executed again. Ties go to the lower token id. Exponentials
-//! are our own and sums have a fixed order, so a choice is the same on every platform.
+//! In: one row of logits, the tokens so far, [`SamplingParams`]. Out: a token and, if wanted, log-probabilities. The order
+//! is: bias, repetition penalty, frequency and presence penalty, temperature, top-k, top-p, min-p, draw. Log-probabilities
+//! are those of the model, before any of it. Token `n` of a request is drawn with the `n`-th number of the request's own
+//! generator, so a request gives the same text alone, in a batch, or executed again. Ties go to the lower token id.
+//! Exponentials are our own and sums have a fixed order, so a choice is the same on every platform.
 
 use std::collections::{HashMap, HashSet};
 
@@ -158,6 +158,7 @@ pub struct Scratch {
     changed: Vec<f32>,
     weights: Vec<f32>,
     sums: Vec<f64>,
+    buckets: Vec<f64>,
     best: Best,
 }
 
@@ -289,53 +290,82 @@ impl Sampler {
         let unit = self.unit();
         let p = &self.params;
         let scale = 1.0 / p.temperature;
-        let keep = if p.top_k == 0 { usize::MAX } else { p.top_k as usize };
-        if keep >= logits.len() && p.top_p >= 1.0 {
-            scratch.weights.clear();
-            scratch.weights.extend(logits.iter().map(|logit| exp((logit - top) * scale)));
+        if p.top_k == 0 || p.top_k as usize >= logits.len() {
+            weigh(logits, top, scale, &mut scratch.weights);
+            if p.top_p < 1.0 {
+                scratch.cut(p.top_p);
+            }
             if p.min_p > 0.0 {
                 scratch.weights.iter_mut().filter(|weight| **weight < p.min_p).for_each(|weight| *weight = 0.0);
             }
             return pick(&scratch.weights, &mut scratch.sums, unit);
         }
-        let mut limit = f64::INFINITY;
-        let mut n = keep.min(logits.len());
-        if keep >= logits.len() {
-            scratch.weights.clear();
-            scratch.weights.extend(logits.iter().map(|logit| exp((logit - top) * scale)));
-            limit = f64::from(p.top_p) * block_sums(&scratch.weights, &mut scratch.sums);
-            // Most distributions reach their share with few tokens; if not, more are looked at.
-            n = n.min(FEW);
+        scratch.best.find(logits, p.top_k as usize);
+        let weights = scratch.best.found.iter().map(|(id, logit)| (*id, f64::from(exp((logit - top) * scale))));
+        let limit = f64::from(p.top_p) * weights.clone().map(|(_, weight)| weight).sum::<f64>();
+        let mut sum = 0.0;
+        let reached = weights.clone().position(|(_, weight)| {
+            sum += weight;
+            p.top_p < 1.0 && sum >= limit
+        });
+        let kept = weights.take(reached.map_or(usize::MAX, |i| i + 1));
+        let kept = kept.filter(|(_, weight)| *weight >= f64::from(p.min_p) && *weight > 0.0);
+        let mut rest = unit * kept.clone().map(|(_, weight)| weight).sum::<f64>();
+        let mut chosen = None;
+        for (id, weight) in kept {
+            chosen = Some(id);
+            rest -= weight;
+            if rest < 0.0 {
+                break;
+            }
         }
-        loop {
-            scratch.best.find(logits, n);
-            let weights = scratch.best.found.iter().map(|(id, logit)| (*id, f64::from(exp((logit - top) * scale))));
-            if limit.is_infinite() && p.top_p < 1.0 {
-                limit = f64::from(p.top_p) * weights.clone().map(|(_, weight)| weight).sum::<f64>();
-            }
-            let mut sum = 0.0;
-            let reached = weights.clone().position(|(_, weight)| {
-                sum += weight;
-                sum >= limit
-            });
-            if reached.is_none() && n < keep.min(logits.len()) {
-                n = n.saturating_mul(FEW);
-                continue;
-            }
-            let kept = reached.map_or(scratch.best.found.len(), |i| i + 1);
-            let kept = weights.take(kept).filter(|(_, weight)| *weight >= f64::from(p.min_p) && *weight > 0.0);
-            let mut rest = unit * kept.clone().map(|(_, weight)| weight).sum::<f64>();
-            let chosen = kept.clone().find(|(_, weight)| {
-                rest -= weight;
-                rest < 0.0
-            });
-            return chosen.or_else(|| kept.last()).map(|(id, _)| id);
+        chosen
+    }
+}
+
+impl Scratch {
+    /// Leaves the largest weights that together reach a share of the sum, and zeros the others. Nothing is sorted but the
+    /// weights near the one where the share is reached: weights are counted by their leading bits first.
+    fn cut(&mut self, share: f32) {
+        let total = block_sums(&self.weights, &mut self.sums);
+        let limit = f64::from(share) * total;
+        let bucket = |weight: f32| (weight.to_bits() >> BUCKET_SHIFT) as usize;
+        self.buckets.clear();
+        self.buckets.resize(bucket(1.0) + 1, 0.0);
+        let highest = self.buckets.len() - 1;
+        for weight in &self.weights {
+            self.buckets[bucket(*weight).min(highest)] += f64::from(*weight);
+        }
+        let mut sum = 0.0;
+        let mut last = highest + 1;
+        while last > 0 && sum + self.buckets[last - 1] < limit {
+            last -= 1;
+            sum += self.buckets[last];
+        }
+        let Some(last) = last.checked_sub(1) else { return };
+        let (low, high) = ((last as u32) << BUCKET_SHIFT, (last as u32 + 1) << BUCKET_SHIFT);
+        let found = &mut self.best.found;
+        found.clear();
+        let bits = |weight: f32| weight.to_bits();
+        let edge = (0u32..).zip(self.weights.iter().copied());
+        found.extend(edge.filter(|(_, weight)| bits(*weight) >= low && bits(*weight) < high));
+        found.sort_unstable_by(descending);
+        let reached = found.iter().position(|(_, weight)| {
+            sum += f64::from(*weight);
+            sum >= limit
+        });
+        let kept = found.len().min(reached.map_or(usize::MAX, |i| i + 1));
+        for weight in &mut self.weights {
+            *weight = if bits(*weight) >= high { *weight } else { 0.0 };
+        }
+        for (id, weight) in &found[..kept] {
+            self.weights[*id as usize] = *weight;
         }
     }
 }
 
-/// Tokens that top-p looks at first.
-const FEW: usize = 64;
+/// What is left of a weight's bits: its exponent and four bits of its mantissa.
+const BUCKET_SHIFT: u32 = 19;
 /// Values that are looked at together.
 const BLOCK: usize = 64;
 
@@ -349,7 +379,7 @@ fn largest(values: &[f32]) -> Result<f32, usize> {
         for i in 0..LANES {
             tops[i] = if chunk[i] > tops[i] { chunk[i] } else { tops[i] };
             // Neither NaN nor infinity is below infinity.
-            broken[i] |= u32::from(!matches!(chunk[i].partial_cmp(&f32::INFINITY), Some(std::cmp::Ordering::Less)));
+            broken[i] |= u32::from(!is_below_infinity(chunk[i]));
         }
     }
     let is_broken = |x: &f32| x.is_nan() || *x == f32::INFINITY;
@@ -359,6 +389,11 @@ fn largest(values: &[f32]) -> Result<f32, usize> {
     Ok(tops.iter().chain(chunks.remainder()).copied().fold(f32::NEG_INFINITY, f32::max))
 }
 
+/// False for NaN too.
+fn is_below_infinity(x: f32) -> bool {
+    x < f32::INFINITY
+}
+
 /// The lowest index of a value.
 fn first_equal(values: &[f32], value: f32) -> Option<u32> {
     let block = values.chunks(BLOCK).position(|block| block.iter().fold(false, |found, x| found | (*x == value)))?;
@@ -366,23 +401,31 @@ fn first_equal(values: &[f32], value: f32) -> Option<u32> {
     Some((block * BLOCK + at) as u32)
 }
 
-/// e to the power of `x`, for `x` at most 0: the same bits on every platform, within 2e-7 of the value; 0 below -87.
+/// e to the power of `x`, for `x` at most 0: the same bits on every platform, within 2e-7 of the value; 0 below -87. Without
+/// branches or conversions, so that compilers make vector code of loops over it.
 fn exp(x: f32) -> f32 {
+    // Added to a number of less than 22 bits, it leaves the nearest integer in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
-    let x = if x > -87.0 { x } else { -88.0 };
-    let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let bounded = if x > -87.0 { x } else { -87.0 };
+    let rounded = bounded * std::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
     // ln 2 in two parts, the first with few enough bits that its product with n is exact.
-    let r = x - n * 0.693_359_4 - n * -2.121_944_4e-4;
+    let r = bounded - n * 0.693_359_4 - n * -2.121_944_4e-4;
     let p = 1.987_569_1e-4;
     let p = p * r + 1.398_199_9e-3;
     let p = p * r + 8.333_452e-3;
     let p = p * r + 4.166_579_6e-2;
     let p = p * r + 1.666_666_5e-1;
-    let p = p * r + 5.000_000_1e-1;
+    let p = p * r + 0.5;
     let value = p * r * r + r + 1.0;
-    // From -126 on, 2^n is a number of its own exponent; below, the weight counts for nothing.
-    let power = f32::from_bits((((n as i32) + 127).max(0) as u32) << 23);
+    let power = f32::from_bits((rounded.to_bits() << 23).wrapping_add(127 << 23));
     if x > -87.0 { value * power } else { 0.0 }
+}
+
+/// Weights of logits relative to the largest.
+fn weigh(logits: &[f32], top: f32, scale: f32, weights: &mut Vec<f32>) {
+    weights.clear();
+    weights.extend(logits.iter().map(|logit| exp((logit - top) * scale)));
 }
 
 /// Sums of blocks in a fixed order, and the sum of these.
@@ -390,12 +433,14 @@ fn block_sums(weights: &[f32], sums: &mut Vec<f64>) -> f64 {
     sums.clear();
     sums.extend(weights.chunks(BLOCK).map(|block| {
         let mut lanes = [0.0f64; 8];
-        for part in block.chunks(8) {
-            for (lane, weight) in lanes.iter_mut().zip(part) {
-                *lane += f64::from(*weight);
+        let mut parts = block.chunks_exact(8);
+        for part in &mut parts {
+            for i in 0..8 {
+                lanes[i] += f64::from(part[i]);
             }
         }
-        lanes.iter().sum::<f64>()
+        let rest: f64 = parts.remainder().iter().map(|weight| f64::from(*weight)).sum();
+        lanes.iter().sum::<f64>() + rest
     }));
     sums.iter().sum()
 }
@@ -420,10 +465,28 @@ fn pick(weights: &[f32], sums: &mut Vec<f64>, unit: f64) -> Option<u32> {
             }
             return last;
         }
-        last = here.last().map(|(i, _)| (start + i) as u32);
+        last = here.map(|(i, _)| (start + i) as u32).next_back();
         rest -= sum;
     }
     last
+}
+
+/// The largest value of a block without NaN.
+fn top_of(block: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let mut parts = block.chunks_exact(16);
+    for part in &mut parts {
+        for i in 0..16 {
+            lanes[i] = larger(lanes[i], part[i]);
+        }
+    }
+    lanes.iter().chain(parts.remainder()).copied().fold(f32::NEG_INFINITY, larger)
+}
+
+/// The larger value first, of equal ones the lower index.
+fn descending(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
+    b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal).then(a.0.cmp(&b.0))
 }
 
 /// Finds the largest of many values.
@@ -444,7 +507,7 @@ impl Best {
             return;
         }
         self.tops.clear();
-        self.tops.extend(values.chunks(BLOCK).map(|block| block.iter().copied().fold(f32::NEG_INFINITY, f32::max)));
+        self.tops.extend(values.chunks(BLOCK).map(top_of));
         let mut bound = f32::NEG_INFINITY;
         if n <= self.tops.len() {
             self.order.clone_from(&self.tops);
@@ -459,14 +522,11 @@ impl Best {
             let here = here.filter(|(_, value)| **value >= bound && **value > f32::NEG_INFINITY);
             self.found.extend(here.map(|(i, value)| ((start + i) as u32, *value)));
         }
-        let order = |a: &(u32, f32), b: &(u32, f32)| {
-            b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal).then(a.0.cmp(&b.0))
-        };
         if n < self.found.len() {
-            self.found.select_nth_unstable_by(n - 1, order);
+            self.found.select_nth_unstable_by(n - 1, descending);
             self.found.truncate(n);
         }
-        self.found.sort_unstable_by(order);
+        self.found.sort_unstable_by(descending);
     }
 }
 
@@ -478,8 +538,7 @@ pub fn logprobs(logits: &[f32], chosen: u32, n: usize) -> Logprobs {
 }
 
 fn logprobs_with(logits: &[f32], top: f32, chosen: u32, n: usize, scratch: &mut Scratch) -> Logprobs {
-    scratch.weights.clear();
-    scratch.weights.extend(logits.iter().map(|logit| exp(logit - top)));
+    weigh(logits, top, 1.0, &mut scratch.weights);
     let norm = f64::from(top) + block_sums(&scratch.weights, &mut scratch.sums).ln();
     // -9999 is what clients of the OpenAI API get for an impossible token; JSON has no infinity.
     let logprob = |logit: f32| ((f64::from(logit) - norm) as f32).max(-9999.0);
@@ -704,7 +763,7 @@ mod tests {
                 kept.truncate(n.unwrap() + 1);
             }
             kept.retain(|k| k.1 >= f64::from(params.min_p));
-            if params.top_k == 0 && params.top_p == 1.0 {
+            if params.top_k == 0 {
                 kept.sort_by_key(|k| k.0);
             }
             let total: f64 = kept.iter().map(|k| k.1).sum();

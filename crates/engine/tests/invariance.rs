@@ -104,7 +104,7 @@ fn requests_that_wait_for_blocks_finish_with_the_same_tokens() {
     let requests: Vec<_> = (0..7).map(|i| request(&ids[i..i + 20], 3)).collect();
     let alone: Vec<_> = requests.iter().map(|r| run(&mut engine, vec![r.clone()]).remove(0)).collect();
     assert_eq!(run(&mut engine, requests), alone);
-    assert_eq!(engine.loaded().model.memory().kv.used, 0, "all blocks are given back");
+    assert_eq!(engine.stats().blocks_used, 0, "all blocks are given back");
 }
 
 proptest! {
@@ -144,6 +144,6 @@ proptest! {
                 prop_assert_eq!(found, alone);
             }
         }
-        prop_assert_eq!(engine.loaded().model.memory().kv.used, 0);
+        prop_assert_eq!(engine.stats().blocks_used, 0);
     }
 }

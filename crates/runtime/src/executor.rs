@@ -194,7 +194,7 @@ impl Executor {
         self.launches.len()
     }
 
-    /// Computes a step; the logits of its rows are appended to `logits`.
+    /// Computes a step; `logits` holds the logits of its rows afterwards.
     pub(crate) fn run(
         &mut self,
         batch: &Batch,
@@ -221,12 +221,13 @@ impl Executor {
         }
         resources.stream.wait()?;
         if batch.rows() == 0 {
+            logits.clear();
             return Ok(());
         }
-        let start = logits.len();
-        logits.resize(start + rows * vocab, 0.0);
+        // What is there from the last step is written over: nothing is cleared first.
+        logits.resize(rows * vocab, 0.0);
         let buffer = resources.buffers.logits.as_ref().ok_or_else(|| no_buffer("logits"))?;
-        resources.stream.copy_to_host(&buffer.slice(0, bytes)?, bytemuck::cast_slice_mut(&mut logits[start..]))?;
+        resources.stream.copy_to_host(&buffer.slice(0, bytes)?, bytemuck::cast_slice_mut(logits.as_mut_slice()))?;
         Ok(())
     }
 

@@ -298,8 +298,8 @@ impl Model {
         result
     }
 
-    /// Computes a step and appends the wanted logits, [rows, vocab]. Sequences are not advanced: that is the caller's, once
-    /// the step succeeded. For models whose form depends on the phase, a step holds tokens of one phase only.
+    /// Computes a step; `logits` holds the wanted ones afterwards, [rows, vocab]. Sequences are not advanced: that is the
+    /// caller's, once the step succeeded. For models whose form depends on the phase, a step holds tokens of one phase only.
     ///
     /// # Errors
     /// If the step is larger than the limits, or an op fails.
@@ -374,6 +374,11 @@ impl Model {
     #[must_use]
     pub const fn cache_blocks(&self) -> u32 {
         self.kv_pool.limit()
+    }
+    /// Blocks of the cache that nobody has.
+    #[must_use]
+    pub const fn free_blocks(&self) -> u32 {
+        self.kv_pool.available()
     }
     /// Tokens of a cache block.
     #[must_use]
