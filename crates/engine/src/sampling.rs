@@ -364,8 +364,8 @@ impl Scratch {
     }
 }
 
-/// What is left of a weight's bits: its exponent and four bits of its mantissa.
-const BUCKET_SHIFT: u32 = 19;
+/// What is left of a weight's bits: its exponent and six bits of its mantissa.
+const BUCKET_SHIFT: u32 = 17;
 /// Values that are looked at together.
 const BLOCK: usize = 64;
 
