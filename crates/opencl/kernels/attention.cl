@@ -59,14 +59,15 @@ floatv load_value(__global const element *from, int n) {
     return VLOAD(0, part);
 }
 
-// A group of LANES work-items a query row and head: tiles of positions in their order, with the running maximum and sum. Lanes
-// share a tile's scores and take vectors of the result each, so that the order of sums does not depend on their number.
+// A group of LANES work-items a query row and head: tiles of positions in their order, with the running maximum and sum. Lanes share a
+// tile's scores and take vectors of the result each, so that the order of sums does not depend on their number.
 __attribute__((reqd_work_group_size(LANES, 1, 1)))
 __kernel void attention(IN(q), IN(cache), IN(query_start), IN(context_len), IN(block_table), OUT(out), int q_stride, int out_stride,
                         int sequences, int table_stride, int table_cols, int queries_per_head, int block_size, int blocks,
                         int block_stride, int joined, int kv_heads, int window, float scale, FAULTS) {
     SHARED float weights[TILE];
-    SHARED int bases[TILE];
+    SHARED int block_of[TILE];
+    SHARED int place_of[TILE];
     F32_IN(q); I32_IN(query_start); I32_IN(context_len); I32_IN(block_table); F32_OUT(out);
     __global const element *cache = (__global const element *)(cache_buffer + cache_at);
     int head = get_group_id(0), row = get_group_id(1), lane = get_local_id(0), kv_head = head / queries_per_head;
@@ -79,52 +80,60 @@ __kernel void attention(IN(q), IN(cache), IN(query_start), IN(context_len), IN(b
         tell(faults, 2, row, position);
         position = -1;
     }
+    block_table += (size_t)s * table_stride;
     int first = window > 0 ? max(0, position - window + 1) : 0;
-    size_t key_pitch = KEY_DIM, key_head = (size_t)kv_head * block_size * KEY_DIM;
-    size_t value_pitch = VALUE_DIM, value_head = (size_t)kv_heads * block_size * KEY_DIM + (size_t)kv_head * block_size * VALUE_DIM;
+    int key_pitch = KEY_DIM, value_pitch = VALUE_DIM;
+    __global const element *keys = cache + (size_t)kv_head * block_size * KEY_DIM;
+    __global const element *values = cache + (size_t)block_size * ((size_t)kv_heads * KEY_DIM + (size_t)kv_head * VALUE_DIM);
     if (joined) {
-        key_head = value_head = 0;
+        keys = values = cache;
         value_pitch = KEY_DIM;
     }
 
     floatv own[OWN_VECTORS];
-    for (int i = 0; i < OWN_VECTORS; i++) {
-        own[i] = 0.0f;
+    for (int j = 0; j < OWN_VECTORS; j++) {
+        own[j] = 0.0f;
     }
     float largest = -INFINITY, sum = 0.0f;
     for (int start = first; start <= position; start += TILE) {
-        int n = min(TILE, position + 1 - start);
+        // Whole vectors; behind the last position a weight of nothing.
+        int n = min(TILE, position + 1 - start), whole = (n + V - 1) / V * V;
+        for (int i = n + lane; i < whole; i += LANES) {
+            weights[i] = -INFINITY;
+        }
         for (int i = lane; i < n; i += LANES) {
-            int block = block_table[(size_t)s * table_stride + (start + i) / block_size];
+            int column = (start + i) / block_size, place = start + i - column * block_size, block = block_table[column];
             if (block < 0 || block >= blocks) {
                 tell(faults, 2, row, block);
                 block = 0;
             }
-            bases[i] = block;
-            weights[i] = scale * score(q, cache + (size_t)block * block_stride + key_head
-                + (size_t)((start + i) % block_size) * key_pitch);
+            block_of[i] = block;
+            place_of[i] = place;
+            weights[i] = scale * score(q, keys + (size_t)block * block_stride + (size_t)place * key_pitch);
         }
         MEET;
         float before = largest;
-        for (int i = 0; i < n; i++) {
-            largest = fmax(largest, weights[i]);
+        floatv most = -INFINITY;
+        for (int i = 0; i < whole; i += V) {
+            most = fmax(most, VLOAD(0, weights + i));
         }
+        largest = fmax(before, max_of(most));
         MEET;
-        for (int i = lane; i < n; i += LANES) {
-            weights[i] = exp(weights[i] - largest);
+        for (int i = lane * V; i < whole; i += LANES * V) {
+            VSTORE(exp(VLOAD(0, weights + i) - largest), 0, weights + i);
         }
         MEET;
         float shrink = exp(before - largest);
-        sum *= shrink;
-        for (int i = 0; i < n; i++) {
-            sum += weights[i];
+        floatv part = 0.0f;
+        for (int i = 0; i < whole; i += V) {
+            part += VLOAD(0, weights + i);
         }
+        sum = sum * shrink + sum_of(part);
         for (int j = 0; j < OWN_VECTORS; j++) {
             own[j] *= shrink;
         }
         for (int i = 0; i < n; i++) {
-            __global const element *value = cache + (size_t)bases[i] * block_stride + value_head
-                + (size_t)((start + i) % block_size) * value_pitch;
+            __global const element *value = values + (size_t)block_of[i] * block_stride + (size_t)place_of[i] * value_pitch;
             float weight = weights[i];
             for (int j = 0; j < OWN_VECTORS; j++) {
                 int c = (j * LANES + lane) * V;
@@ -161,12 +170,8 @@ __kernel void absorb(IN(q), IN(kv_b), OUT(out), int q_stride, int type) {
         int n = min(V, LATENT_DIM - c);
         floatv sum = 0.0f;
         for (int i = 0; i < NOPE_DIM; i++) {
-            float part[V];
             size_t at = ((size_t)head * HEAD_ROWS + i) * LATENT_DIM + c;
-            for (int j = 0; j < V; j++) {
-                part[j] = j < n ? value_at(kv_b, type, at + j) : 0.0f;
-            }
-            sum = MAD((floatv)(q[i]), VLOAD(0, part), sum);
+            sum = MAD((floatv)(q[i]), values_at(kv_b, type, at, n), sum);
         }
         store_up_to(sum, out + c, n);
     }
@@ -191,11 +196,7 @@ __kernel void expand(IN(latents), IN(kv_b), OUT(out), int out_stride, int type) 
     floatv sum = 0.0f;
     for (int i = 0; i < LATENT_DIM; i += V) {
         int n = min(V, LATENT_DIM - i);
-        float part[V];
-        for (int j = 0; j < V; j++) {
-            part[j] = j < n ? value_at(kv_b, type, at + i + j) : 0.0f;
-        }
-        sum = MAD(load_up_to(latents + i, n), VLOAD(0, part), sum);
+        sum = MAD(load_up_to(latents + i, n), values_at(kv_b, type, at + i, n), sum);
     }
     out[row * out_stride + (size_t)head * OUT_DIM + c] = sum_of(sum);
 }

@@ -6,6 +6,7 @@
 #define VLOAD JOIN(vload, V)
 #define VSTORE JOIN(vstore, V)
 #define VLOAD_HALF JOIN(vload_half, V)
+#define VSTORE_HALF_RTE JOIN(JOIN(vstore_half, V), _rte)
 #define CONVERT_FLOATV JOIN(convert_float, V)
 #define CONVERT_UINTV JOIN(convert_uint, V)
 #define AS_FLOATV JOIN(as_float, V)
@@ -78,30 +79,26 @@ void store_up_to(floatv value, __global float *to, int n) {
     }
 }
 
-// The sum of a vector in halves: the order depends on V alone.
+// The sum and the largest of a vector in halves: the order depends on V alone.
 #if V == 16
-float sum_of(float16 x) {
-    float8 a = x.lo + x.hi;
-    float4 b = a.lo + a.hi;
-    float2 c = b.lo + b.hi;
-    return c.lo + c.hi;
-}
-#define EACH(x, f) (floatv)(f(x.s0), f(x.s1), f(x.s2), f(x.s3), f(x.s4), f(x.s5), f(x.s6), f(x.s7), \
-    f(x.s8), f(x.s9), f(x.sa), f(x.sb), f(x.sc), f(x.sd), f(x.se), f(x.sf))
+#define IN_HALVES(x, two) \
+    float8 a = two(x.lo, x.hi); \
+    float4 b = two(a.lo, a.hi); \
+    float2 c = two(b.lo, b.hi); \
+    return two(c.lo, c.hi);
 #elif V == 8
-float sum_of(float8 x) {
-    float4 b = x.lo + x.hi;
-    float2 c = b.lo + b.hi;
-    return c.lo + c.hi;
-}
-#define EACH(x, f) (floatv)(f(x.s0), f(x.s1), f(x.s2), f(x.s3), f(x.s4), f(x.s5), f(x.s6), f(x.s7))
+#define IN_HALVES(x, two) \
+    float4 b = two(x.lo, x.hi); \
+    float2 c = two(b.lo, b.hi); \
+    return two(c.lo, c.hi);
 #else
-float sum_of(float4 x) {
-    float2 c = x.lo + x.hi;
-    return c.lo + c.hi;
-}
-#define EACH(x, f) (floatv)(f(x.s0), f(x.s1), f(x.s2), f(x.s3))
+#define IN_HALVES(x, two) \
+    float2 c = two(x.lo, x.hi); \
+    return two(c.lo, c.hi);
 #endif
+#define PLUS(x, y) ((x) + (y))
+float sum_of(floatv x) { IN_HALVES(x, PLUS) }
+float max_of(floatv x) { IN_HALVES(x, fmax) }
 
 // binary16 and the 8-bit floats from their bits, without subnormal float32 in between, which a device may flush.
 float half_bits(uint h) {
@@ -150,6 +147,30 @@ void store_as(__global uchar *at, int type, size_t i, float value) {
     case TYPE_F16: vstore_half_rte(value, i, (__global half *)at); break;
     case TYPE_BF16: ((__global ushort *)at)[i] = bf16_of(value); break;
     default: ((__global float *)at)[i] = value;
+    }
+}
+
+// The first n of V values of a type, 0 behind them.
+floatv values_at(__global const uchar *at, int type, size_t i, int n) {
+    if (type == TYPE_F32) {
+        return load_up_to((__global const float *)at + i, n);
+    }
+    float part[V];
+    for (int j = 0; j < V; j++) {
+        part[j] = j < n ? value_at(at, type, i + j) : 0.0f;
+    }
+    return VLOAD(0, part);
+}
+
+void store_values(__global uchar *at, int type, size_t i, floatv value, int n) {
+    if (type == TYPE_F16 && n >= V) {
+        VSTORE_HALF_RTE(value, 0, (__global half *)at + i);
+        return;
+    }
+    float part[V];
+    VSTORE(value, 0, part);
+    for (int j = 0; j < min(V, n); j++) {
+        store_as(at, type, i + j, part[j]);
     }
 }
 

@@ -10,7 +10,7 @@
         floatv w_ = (w) SCALED_BY; \
         _Pragma("unroll") \
         for (int r = 0; r < ROWS; r++) { \
-            sum[r] = MAD(w_, (floatv)(x[at[r] + k0 + (k)]), sum[r]); \
+            sum[(k) & 1][r] = MAD(w_, (floatv)(x[at[r] + k0 + (k)]), sum[(k) & 1][r]); \
         } \
     }
 
@@ -40,9 +40,10 @@ void NAME(product)(__global const unit *w, __global const float *x, const size_t
         total[r] = 0.0f;
     }
     for (int first = 0; first < chunks; first += SPLIT) {
-        floatv sum[ROWS];
+        // Two, so that an addition need not wait for the one before.
+        floatv sum[2][ROWS];
         for (int r = 0; r < ROWS; r++) {
-            sum[r] = 0.0f;
+            sum[0][r] = sum[1][r] = 0.0f;
         }
         int begin = (first + (int)get_local_id(0)) * CHUNK_BLOCKS, end = min(begin + CHUNK_BLOCKS, blocks);
 #if SCALED
@@ -60,11 +61,11 @@ void NAME(product)(__global const unit *w, __global const float *x, const size_t
         }
 #if SPLIT == 1
         for (int r = 0; r < ROWS; r++) {
-            total[r] += sum[r];
+            total[r] += sum[0][r] + sum[1][r];
         }
 #else
         for (int r = 0; r < ROWS; r++) {
-            parts[get_local_id(0) * ROWS + r] = sum[r];
+            parts[get_local_id(0) * ROWS + r] = sum[0][r] + sum[1][r];
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int part = 0; part < SPLIT && first + part < chunks; part++) {

@@ -67,11 +67,7 @@ __kernel void norm(IN(x), IN(w), OUT(out), int axis, int x_stride, int out_strid
     float factor = 1.0f / sqrt(SUM_OF_LANES(sum_of(squares)) / axis + eps);
     for (int c = get_local_id(0) * V; c < axis; c += LANES * V) {
         int n = min(V, axis - c);
-        float weight[V];
-        for (int i = 0; i < V; i++) {
-            weight[i] = i < n ? value_at(w, type, c + i) : 0.0f;
-        }
-        store_up_to(load_up_to(x + c, n) * factor * VLOAD(0, weight), out + c, n);
+        store_up_to(load_up_to(x + c, n) * factor * values_at(w, type, c, n), out + c, n);
     }
 }
 
@@ -105,23 +101,37 @@ __kernel void softmax(IN(x), OUT(out), int cols, int x_stride, int out_stride) {
     }
 }
 
-// One work-item a pair of a head, or an element that is not rotated. A pair's elements are written by the work-item that read both.
-__attribute__((reqd_work_group_size(16, 1, 1)))
-__kernel void rope(IN(x), IN(positions), IN(inv_freq), OUT(out), int head_dim, int x_stride, int out_stride, int offset, int pairs,
-                   int interleaved, float factor) {
+// One work-item V pairs of every head of a row, or so many elements that are not rotated: angles are the same for all heads. Elements
+// of a pair are written by the work-item that read both.
+__attribute__((reqd_work_group_size(4, 1, 1)))
+__kernel void rope(IN(x), IN(positions), IN(inv_freq), OUT(out), int heads, int head_dim, int x_stride, int out_stride, int offset,
+                   int pairs, int interleaved, float factor) {
     F32_IN(x); I32_IN(positions); F32_IN(inv_freq); F32_OUT(out);
-    int i = get_global_id(0), head = get_global_id(1), t = get_global_id(2);
-    x += (size_t)t * x_stride + (size_t)head * head_dim;
-    out += (size_t)t * out_stride + (size_t)head * head_dim;
-    if (i < pairs) {
-        int first = offset + (interleaved ? 2 * i : i), second = first + (interleaved ? 1 : pairs);
-        float angle = (float)positions[t] * inv_freq[i], cosine = cos(angle) * factor, sine = sin(angle) * factor;
-        float a = x[first], b = x[second];
-        out[first] = a * cosine - b * sine;
-        out[second] = b * cosine + a * sine;
-    } else if (i < head_dim - pairs) {
-        int rest = i - pairs, at = rest < offset ? rest : rest + 2 * pairs;
-        out[at] = x[at];
+    int i = get_global_id(0) * V, t = get_global_id(1), groups = (pairs + V - 1) / V * V;
+    x += (size_t)t * x_stride;
+    out += (size_t)t * out_stride;
+    if (i < groups) {
+        int n = min(V, pairs - i);
+        floatv angle = (float)positions[t] * load_up_to(inv_freq + i, n);
+        float cosine[V], sine[V];
+        VSTORE(cos(angle) * factor, 0, cosine);
+        VSTORE(sin(angle) * factor, 0, sine);
+        int first = offset + (interleaved ? 2 * i : i), apart = interleaved ? 1 : pairs, step = interleaved ? 2 : 1;
+        for (int head = 0; head < heads; head++) {
+            for (int j = 0; j < n; j++) {
+                int at = head * head_dim + first + j * step;
+                float a = x[at], b = x[at + apart];
+                out[at] = a * cosine[j] - b * sine[j];
+                out[at + apart] = b * cosine[j] + a * sine[j];
+            }
+        }
+    } else {
+        for (int rest = i - groups; rest < min(i - groups + V, head_dim - 2 * pairs); rest++) {
+            int at = rest < offset ? rest : rest + 2 * pairs;
+            for (int head = 0; head < heads; head++) {
+                out[head * head_dim + at] = x[head * head_dim + at];
+            }
+        }
     }
 }
 
@@ -181,32 +191,31 @@ __kernel void copy(IN(x), OUT(out), int cols, int x_stride, int out_stride, int 
     }
 }
 
-// One work-item an element of a token: first the keys, then the values. The cache's layout is in attention.cl; `type` is that of its
-// elements.
-__attribute__((reqd_work_group_size(64, 1, 1)))
+// One work-item V elements of a token's key or value of a head, the keys first. The cache's layout is in attention.cl; `type` is that of
+// its elements.
+__attribute__((reqd_work_group_size(8, 1, 1)))
 __kernel void kv_append(IN(k), IN(v), IN(slots), OUT(cache), int heads, int key_dim, int value_dim, int block_size, int k_stride,
-                        int v_stride, int joined, int blocks, int block_stride,
-                        int type, FAULTS) {
+                        int v_stride, int joined, int blocks, int block_stride, int type, FAULTS) {
     F32_IN(k); F32_IN(v); I32_IN(slots); BYTES_OUT(cache);
-    int c = get_global_id(0), t = get_global_id(1), slot = slots[t], keys = heads * key_dim;
-    if (c >= keys + heads * value_dim || slot < 0) {
+    int key_vectors = (key_dim + V - 1) / V, vectors = key_vectors + (value_dim + V - 1) / V;
+    int head = get_global_id(0) / vectors, at = get_global_id(0) % vectors, t = get_global_id(1), slot = slots[t];
+    if (head >= heads || slot < 0) {
         return;
     }
-    int block = slot / block_size, at = slot % block_size;
+    int block = slot / block_size, place = slot % block_size;
     if (block >= blocks) {
         tell(faults, 1, t, slot);
         return;
     }
     size_t to = (size_t)block * block_stride;
-    float value;
-    if (c < keys) {
-        value = k[(size_t)t * k_stride + c];
-        to += joined ? (size_t)at * (key_dim + value_dim) + c : ((size_t)(c / key_dim) * block_size + at) * key_dim + c % key_dim;
+    if (at < key_vectors) {
+        int c = at * V, n = key_dim - c;
+        to += joined ? (size_t)place * (key_dim + value_dim) : ((size_t)head * block_size + place) * key_dim;
+        store_values(cache, type, to + c, load_up_to(k + (size_t)t * k_stride + (size_t)head * key_dim + c, n), n);
     } else {
-        c -= keys;
-        value = v[(size_t)t * v_stride + c];
-        to += joined ? (size_t)at * (key_dim + value_dim) + key_dim + c
-            : (size_t)keys * block_size + ((size_t)(c / value_dim) * block_size + at) * value_dim + c % value_dim;
+        int c = (at - key_vectors) * V, n = value_dim - c;
+        to += joined ? (size_t)place * (key_dim + value_dim) + key_dim
+            : (size_t)block_size * ((size_t)heads * key_dim + (size_t)head * value_dim) + (size_t)place * value_dim;
+        store_values(cache, type, to + c, load_up_to(v + (size_t)t * v_stride + (size_t)head * value_dim + c, n), n);
     }
-    store_as(cache, type, to, value);
 }

@@ -6,7 +6,7 @@
 #define BITS_FLOAT(u) AS_FLOATV(u)
 #define BITS_HALF(u) half_bits_each(u)
 #define BITS_E4M3(u) e4m3_bits_each(u)
-#define LEVEL_OF(u) EACH((u), level_of)
+#define LEVEL_OF(u) level_of_each(u)
 
 floatv half_bits_each(uintv h) {
     uintv magnitude = h & 0x7fffu, shifted = (magnitude << 13) + (112u << 23);
@@ -22,6 +22,16 @@ floatv e4m3_bits_each(uintv b) {
     value = select(value, CONVERT_FLOATV(magnitude) * (1.0f / 512.0f), magnitude < 8u);
     value = select(value, (floatv)(as_float(0x7fc00000u)), magnitude == 0x7fu);
     return AS_FLOATV(AS_UINTV(value) | (b & 0x80u) << 24);
+}
+
+// By halves, as a table would be read value by value.
+#define PICK(bit, no, yes) select((floatv)(no), (floatv)(yes), (u & bit) != 0u)
+floatv level_of_each(uintv u) {
+    floatv a = PICK(2u, PICK(1u, levels[0], levels[1]), PICK(1u, levels[2], levels[3]));
+    floatv b = PICK(2u, PICK(1u, levels[4], levels[5]), PICK(1u, levels[6], levels[7]));
+    floatv c = PICK(2u, PICK(1u, levels[8], levels[9]), PICK(1u, levels[10], levels[11]));
+    floatv d = PICK(2u, PICK(1u, levels[12], levels[13]), PICK(1u, levels[14], levels[15]));
+    return PICK(8u, PICK(4u, a, b), PICK(4u, c, d));
 }
 
 // Packed weights: rows in panels of PANEL, and unit j of block i of a panel's rows side by side, so that a vector of outputs is one

@@ -41,38 +41,40 @@
 #define UNIT_BYTES 2
 #endif
 
-// 32 values, four-bit codes: low nibbles are values 0 to 15, high ones 16 to 31.
+// 32 values, four-bit codes: low nibbles are values 0 to 15, high ones 16 to 31. MEANS(u, at, e, d) is the value of the code at bit
+// `at`, with d for a code that is not shifted down: 2^-at of the scale, which is exact.
 #define NIBBLES(first, MEANS) \
+    F d4 = d * 0x1p-4f, d8 = d * 0x1p-8f, d12 = d * 0x1p-12f; \
     for (int j = 0; j < 8; j++) { \
         U u = UNIT((first) + j); \
-        VALUE(2 * j, MEANS(u & 15u, 2 * j)); \
-        VALUE(2 * j + 1, MEANS(u >> 8 & 15u, 2 * j + 1)); \
-        VALUE(2 * j + 16, MEANS(u >> 4 & 15u, 2 * j + 16)); \
-        VALUE(2 * j + 17, MEANS(u >> 12 & 15u, 2 * j + 17)); \
+        VALUE(2 * j, MEANS(u, 0, 2 * j, d)); \
+        VALUE(2 * j + 1, MEANS(u, 8, 2 * j + 1, d8)); \
+        VALUE(2 * j + 16, MEANS(u, 4, 2 * j + 16, d4)); \
+        VALUE(2 * j + 17, MEANS(u, 12, 2 * j + 17, d12)); \
     }
 
 #if WEIGHT_Q4_0
 #define BLOCK_LEN 32
 #define UNITS 9
-#define MEANING(c, e) d * (TO_F(c) - 8.0f)
+#define MEANING(u, at, e, d) d * (TO_F(u & 15u << at) - (float)(8 << at))
 #define BLOCK_VALUES F d = HALF(0); NIBBLES(1, MEANING)
 
 #elif WEIGHT_Q4_1
 #define BLOCK_LEN 32
 #define UNITS 10
-#define MEANING(c, e) MAD(d, TO_F(c), m)
+#define MEANING(u, at, e, d) MAD(d, TO_F(u & 15u << at), m)
 #define BLOCK_VALUES F d = HALF(0), m = HALF(1); NIBBLES(2, MEANING)
 
 #elif WEIGHT_Q5_0
 #define BLOCK_LEN 32
 #define UNITS 11
-#define MEANING(c, e) d * (TO_F((c) | (high >> (uint)(e) & 1u) << 4) - 16.0f)
+#define MEANING(u, at, e, d) d * (TO_F((u & 15u << at) | (high >> (uint)(e) & 1u) << (at + 4)) - (float)(16 << at))
 #define BLOCK_VALUES F d = HALF(0); U high = UNIT(1) | UNIT(2) << 16; NIBBLES(3, MEANING)
 
 #elif WEIGHT_Q5_1
 #define BLOCK_LEN 32
 #define UNITS 12
-#define MEANING(c, e) MAD(d, TO_F((c) | (high >> (uint)(e) & 1u) << 4), m)
+#define MEANING(u, at, e, d) MAD(d, TO_F((u & 15u << at) | (high >> (uint)(e) & 1u) << (at + 4)), m)
 #define BLOCK_VALUES F d = HALF(0), m = HALF(1); U high = UNIT(2) | UNIT(3) << 16; NIBBLES(4, MEANING)
 
 #elif WEIGHT_Q8_0
@@ -89,7 +91,7 @@
 #elif WEIGHT_IQ4_NL
 #define BLOCK_LEN 32
 #define UNITS 9
-#define MEANING(c, e) d * LEVEL_OF(c)
+#define MEANING(u, at, e, ignored) d * LEVEL_OF(u >> at & 15u)
 #define BLOCK_VALUES F d = HALF(0); NIBBLES(1, MEANING)
 
 #elif WEIGHT_IQ4_XS
@@ -144,47 +146,61 @@
     }
 
 #elif WEIGHT_Q4_K || WEIGHT_Q5_K
-// Groups of 32 with six-bit scales and minima in twelve bytes.
+// Groups of 32 with six-bit scales and minima in twelve bytes; two groups share the bytes of their codes. A fifth bit is in a byte
+// that all groups share.
 #define BLOCK_LEN 256
 #if WEIGHT_Q4_K
 #define UNITS 72
 #define CODES 8
-#define FIFTH(j, at) 0u
+#define CODE(at) (u & 15u << (at))
+#define FIFTHS
 #else
 #define UNITS 88
 #define CODES 24
-#define FIFTH(j, at) (UNIT(8 + (j)) >> (uint)(8 * (at) + g) & 1u) << 4
+#define CODE(at) ((u & 15u << (at)) | (fifths >> (uint)((at) / 8 * 8 + g + (at) / 4 % 2) & 1u) << ((at) + 4))
+#define FIFTHS U fifths = UNIT(8 + j);
 #endif
+#define SCALE_OF(g) ((g) < 4 ? BYTE(4 + (g)) & 63u : (BYTE(8 + (g)) & 15u) | BYTE((g)) >> 6 << 4)
+#define LOW_OF(g) ((g) < 4 ? BYTE(8 + (g)) & 63u : BYTE(8 + (g)) >> 4 | BYTE(4 + (g)) >> 6 << 4)
 #define BLOCK_VALUES \
     F d = HALF(0), dmin = HALF(1); \
-    for (int g = 0; g < 8; g++) { \
-        int q = g & 3; \
-        U a = BYTE(4 + q), b = BYTE(8 + q), c = BYTE(12 + q); \
-        U scale = g < 4 ? a & 63u : (c & 15u) | a >> 6 << 4, low = g < 4 ? b & 63u : c >> 4 | b >> 6 << 4; \
-        F s = d * TO_F(scale), m = -(dmin * TO_F(low)); \
-        uint shift = 4 * (g & 1); \
+    for (int g = 0; g < 8; g += 2) { \
+        F s = d * TO_F(SCALE_OF(g)), m = -(dmin * TO_F(LOW_OF(g))), s8 = s * 0x1p-8f; \
+        F t = d * TO_F(SCALE_OF(g + 1)) * 0x1p-4f, n = -(dmin * TO_F(LOW_OF(g + 1))), t8 = t * 0x1p-8f; \
         for (int j = 0; j < 16; j++) { \
-            U u = UNIT(CODES + 16 * (g / 2) + j) >> shift; \
-            VALUE(32 * g + 2 * j, MAD(s, TO_F((u & 15u) | FIFTH(j, 0)), m)); \
-            VALUE(32 * g + 2 * j + 1, MAD(s, TO_F((u >> 8 & 15u) | FIFTH(j, 1)), m)); \
+            U u = UNIT(CODES + 8 * g + j); \
+            FIFTHS \
+            VALUE(32 * g + 2 * j, MAD(s, TO_F(CODE(0)), m)); \
+            VALUE(32 * g + 2 * j + 1, MAD(s8, TO_F(CODE(8)), m)); \
+            VALUE(32 * g + 2 * j + 32, MAD(t, TO_F(CODE(4)), n)); \
+            VALUE(32 * g + 2 * j + 33, MAD(t8, TO_F(CODE(12)), n)); \
         } \
     }
 
 #elif WEIGHT_Q6_K
-// Groups of 16 with signed scales; halves of 128 values have 64 bytes of low nibbles and 32 of top bits.
+// Groups of 16 with signed scales. Each half of 128 values has 64 bytes of low nibbles, which two quarters share, and 32 of top bits,
+// which all four share.
 #define BLOCK_LEN 256
 #define UNITS 105
+#define SCALE_OF(g) d * TO_S8(BYTE(192 + (g)))
+#define CODE(low, at, top_at) TO_F((low >> (at) & 15u) | (top >> (top_at) & 3u) << 4) - 32.0f
 #define BLOCK_VALUES \
     F d = HALF(104); \
-    for (int g = 0; g < 16; g++) { \
-        int half_ = g / 8, quarter = g / 2 & 3, side = 8 * (g & 1); \
-        F s = d * TO_S8(BYTE(192 + g)); \
-        uint shift = 4 * (quarter / 2), shift_top = 2 * quarter; \
+    for (int i = 0; i < 4; i++) { \
+        int g = 8 * (i / 2) + (i & 1), side = 8 * (i & 1); \
+        F s0 = SCALE_OF(g), s1 = SCALE_OF(g + 2), s2 = SCALE_OF(g + 4), s3 = SCALE_OF(g + 6); \
         for (int j = 0; j < 8; j++) { \
-            U u = UNIT(32 * half_ + 16 * (quarter & 1) + side + j) >> shift; \
-            U top = UNIT(64 + 16 * half_ + side + j) >> shift_top; \
-            VALUE(16 * g + 2 * j, s * (TO_F((u & 15u) | (top & 3u) << 4) - 32.0f)); \
-            VALUE(16 * g + 2 * j + 1, s * (TO_F((u >> 8 & 15u) | (top >> 8 & 3u) << 4) - 32.0f)); \
+            U a = UNIT(32 * (i / 2) + side + j), b = UNIT(32 * (i / 2) + 16 + side + j); \
+            U top = UNIT(64 + 16 * (i / 2) + side + j); \
+            int k = 16 * g + 2 * j; \
+            VALUE(k, s0 * (CODE(a, 0, 0))); \
+            VALUE(k + 1, s0 * (CODE(a, 8, 8))); \
+            VALUE(k + 32, s1 * (CODE(b, 0, 2))); \
+            VALUE(k + 33, s1 * (CODE(b, 8, 10))); \
+            VALUE(k + 64, s2 * (CODE(a, 4, 4))); \
+            VALUE(k + 65, s2 * (CODE(a, 12, 12))); \
+            VALUE(k + 96, s3 * (CODE(b, 4, 6))); \
+            VALUE(k + 97, s3 * (CODE(b, 12, 14))); \
         } \
     }
 #endif

@@ -11,7 +11,7 @@ use crate::program::Kernels;
 use crate::unit::Unit;
 
 /// Work-items of a group of `kv_append`, and of the projections of latent attention, as in `kernels/attention.cl`.
-const ELEMENTS: usize = 64;
+const VECTORS: usize = 8;
 const PROJECTED: usize = 8;
 /// Longest head that a work-item keeps a result of.
 const MAX_HEAD: usize = 1 << 12;
@@ -64,12 +64,14 @@ pub(super) fn kv_append(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure>
         Arg::Faults,
     ];
     let elements = heads * (head_dim + value_dim);
-    let global = [Count::groups(elements, 1, ELEMENTS), Count::of(keys.rows), Count::fixed(1)];
+    let vector = unit.facts.tiling.vector;
+    let vectors = heads * (head_dim.div_ceil(vector) + value_dim.div_ceil(vector));
+    let global = [Count::groups(vectors, 1, VECTORS), Count::of(keys.rows), Count::fixed(1)];
     let mut recipe = Recipe::new(format!("kv_append.{}", types::name(cache.dtype)));
     recipe = recipe.with(&keys).with(&values).with_vector(&slots).with(&cache);
     // A few tokens of the cache are written, not all of it.
     recipe.bytes_written = (keys.rows.expected * elements * types::block(cache.dtype).1) as f64;
-    Ok(recipe.step(Kernels::rows(unit), "kv_append", args, global, ELEMENTS))
+    Ok(recipe.step(Kernels::rows(unit), "kv_append", args, global, VECTORS))
 }
 
 /// Operands that say which query rows and cached positions belong to which sequence.

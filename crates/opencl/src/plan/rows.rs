@@ -13,6 +13,8 @@ use crate::unit::Unit;
 const VECTORS: usize = 16;
 /// Those that go along a row of elements.
 const ELEMENTS: usize = 64;
+/// Those of `rope`.
+const PAIRS: usize = 4;
 /// Those of `embed`.
 const BLOCKS: usize = 8;
 /// Most heads and elements of a head; larger attributes are mistakes.
@@ -136,6 +138,7 @@ pub(super) fn rope(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
         Arg::vector(&positions),
         Arg::vector(&inv_freq),
         Arg::mat(&out),
+        Arg::int(heads),
         Arg::int(head_dim),
         Arg::Stride(x),
         Arg::Stride(out),
@@ -144,9 +147,11 @@ pub(super) fn rope(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
         Arg::Int(style),
         Arg::Real(factor),
     ];
-    let global = [Count::groups(head_dim - dim / 2, 1, VECTORS), Count::fixed(heads), Count::of(out.rows)];
+    let vector = unit.facts.tiling.vector;
+    let vectors = (dim / 2).div_ceil(vector) + (head_dim - dim).div_ceil(vector);
+    let global = [Count::groups(vectors, 1, PAIRS), Count::of(out.rows), Count::fixed(1)];
     let recipe = Recipe::new("rope").with(&x).with_vector(&positions).with_vector(&inv_freq).with(&out).in_place(0);
-    Ok(recipe.flops(values(&out, 4.0)).step(Kernels::rows(unit), "rope", args, global, VECTORS))
+    Ok(recipe.flops(values(&out, 4.0)).step(Kernels::rows(unit), "rope", args, global, PAIRS))
 }
 
 pub(super) fn glu(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
