@@ -98,6 +98,8 @@ def main(out):
         text = path.read_text().split("---\n", 2)[2]
         if text.startswith("graph "):
             write("ir_text", path.stem, text)
+    for path in sorted((ROOT / "chips").glob("*.toml")):
+        write("chip", path.name, path.read_bytes())
 
 
 if __name__ == "__main__":

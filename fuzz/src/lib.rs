@@ -24,11 +24,36 @@ pub const TARGETS: &[Target] = &[
     ("tokenizer", tokenizer),
     ("chat_template", chat_template),
     ("ir_text", ir_text),
+    ("chip", chip),
 ];
 
 /// Text with what tokenizers treat specially: markup, runs of spaces, digits, marks, scripts without spaces.
 const TEXT: &str =
     "<|im_start|>user\n  Hello,\tworld! It's 12345.67 €\r\n\r\n你好世界 ﬁ e\u{301} 👩🏽‍💻 مرحبا <s></s>    end";
+
+/// The sheet of a chip.
+pub fn chip(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let chip = match qwen_chips::parse("sheet", text) {
+        Ok(chip) => chip,
+        Err(error) => {
+            assert!(!error.to_string().contains('\n'), "{error:?} is more than a sentence");
+            return;
+        }
+    };
+    for figure in [&chip.memory.capacity, &chip.memory.usable, &chip.memory.bandwidth].into_iter().flatten() {
+        assert!(figure.value.is_finite() && figure.value > 0.0, "{figure:?}");
+        assert!(chip.sources.contains_key(&figure.source), "{figure:?}");
+    }
+    assert!(chip.allocation_granularity().0.is_power_of_two() && chip.required_alignment().is_power_of_two());
+    for bandwidth in [0.0, 1e9, 1.5e12, 1e15] {
+        let family = chip.dispatch.family(bandwidth).map(|family| family.name.as_str());
+        for tiling in &chip.dispatch.tilings {
+            let found = chip.dispatch.tiling(&tiling.op, family, |_| Some(4096));
+            assert!(found.is_none_or(|found| found.op == tiling.op));
+        }
+    }
+}
 
 /// A GGUF file: header, metadata, places of tensors.
 pub fn gguf(bytes: &[u8]) {

@@ -11,6 +11,8 @@ use crate::sheet::Chip;
 
 /// Longer files are not sheets.
 pub const MAX_SHEET_BYTES: u64 = 256 << 10;
+/// Characters of what a parser says.
+const MAX_MESSAGE: usize = 300;
 /// More files in a folder are not sheets.
 pub const MAX_SHEETS: usize = 256;
 
@@ -167,7 +169,8 @@ pub fn parse(origin: &str, text: &str) -> Result<Chip, ChipError> {
     }
     let syntax = |error: &toml::de::Error| {
         let line = error.span().map(|span| 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count());
-        let message = error.message().replace('\n', ", ");
+        // What is wrong may be of any length, such as the name of an unknown key.
+        let message: String = error.message().replace('\n', ", ").chars().take(MAX_MESSAGE).collect();
         refuse(line.map_or_else(|| message.clone(), |line| format!("line {line}: {message}")))
     };
     let table: Table = toml::from_str(text).map_err(|error| syntax(&error))?;

@@ -8,6 +8,8 @@ use crate::sheet::{Chip, Simulation, Source};
 const LARGEST: f64 = 1e18;
 /// Longer text is not a name or a sentence.
 const LONGEST_TEXT: usize = 1000;
+/// Longer keys are not names.
+const LONGEST_NAME: usize = 100;
 /// Tables within tables; the form itself needs six.
 const DEEPEST: usize = 12;
 
@@ -166,6 +168,10 @@ fn walk(
             }
             if table.contains_key("source") && !nonzero(table.get("value")) {
                 return Err(format!("{path}.value: expected a number above 0; leave out what is not known"));
+            }
+            if let Some(key) = table.keys().find(|key| key.len() > LONGEST_NAME || key.chars().any(char::is_control)) {
+                let key: String = key.chars().take(70).collect();
+                return Err(format!("{path}: expected keys of at most {LONGEST_NAME} printable bytes, found {key:?}"));
             }
             for (key, value) in table {
                 walk(&format!("{path}.{key}"), value, sources, depth + 1)?;

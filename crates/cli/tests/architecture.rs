@@ -37,7 +37,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "qwen-dispatch",
         ],
     ),
-    ("qwen-fuzz", &["qwen-formats", "qwen-ir", "qwen-models"]),
+    ("qwen-fuzz", &["qwen-formats", "qwen-ir", "qwen-models", "qwen-chips"]),
 ];
 
 /// Crates that may contain `unsafe`: kernels, foreign functions, memory.
