@@ -4,6 +4,7 @@
 //! 2 = wrong usage. A defect of this program is told in one sentence too, never as a trace.
 
 use std::any::Any;
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::panic;
 use std::process::ExitCode;
@@ -29,19 +30,32 @@ pub fn since_start() -> Duration {
 
 /// Parses the arguments and runs the command.
 pub fn main<C: Parser>(run: impl FnOnce(C) -> Result<(), CliError>) -> ExitCode {
+    start(|words| C::try_parse_from(words).map(Ok), |_| watch_log(), run)
+}
+
+/// As [`main`], for programs with their own way from words to arguments, and their own log.
+pub fn start<C>(
+    parse: impl FnOnce(Vec<OsString>) -> Result<Result<C, CliError>, clap::Error>,
+    log: impl FnOnce(&C),
+    run: impl FnOnce(C) -> Result<(), CliError>,
+) -> ExitCode {
     START.get_or_init(Instant::now);
     if let Some(passed) = plugins::probe_child() {
         return if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let arguments = match C::try_parse() {
-        Ok(arguments) => arguments,
+    let arguments = match parse(std::env::args_os().collect()) {
+        Ok(Ok(arguments)) => arguments,
+        Ok(Err(error)) => {
+            tell(&sentence(&error));
+            return ExitCode::from(2);
+        }
         Err(error) => {
             // A closed pipe is no error; there is nowhere else to tell of another.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
     };
-    watch_log();
+    log(&arguments);
     panic::set_hook(Box::new(|defect| tracing::debug!("{defect}")));
     match panic::catch_unwind(panic::AssertUnwindSafe(|| run(arguments))) {
         Ok(Ok(()) | Err(CliError::BrokenPipe)) => ExitCode::SUCCESS,
@@ -70,7 +84,13 @@ fn tell(text: &str) {
 /// `RUST_LOG` chooses what is logged to standard error; warnings by default.
 fn watch_log() {
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into()).from_env_lossy();
-    let colour = std::io::stderr().is_terminal() && anstream::stderr().current_choice() != anstream::ColorChoice::Never;
     // Fails only if a logger exists already, which is as well.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour).with_writer(std::io::stderr).try_init();
+    let _ =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour()).with_writer(std::io::stderr).try_init();
+}
+
+/// Whether standard error wants colour.
+#[must_use]
+pub fn colour() -> bool {
+    std::io::stderr().is_terminal() && anstream::stderr().current_choice() != anstream::ColorChoice::Never
 }

@@ -94,6 +94,12 @@ pub enum CliError {
     /// A plugin that is not used.
     #[error(transparent)]
     Plugin(#[from] qwen_hal::loader::LoadError),
+    /// A thread or a reactor that the system does not give.
+    #[error("cannot start a thread: {0}; check the limits of the process (ulimit -u)")]
+    Runtime(io::Error),
+    /// A server that can't start.
+    #[error(transparent)]
+    Serve(#[from] qwen_server::ServeError),
     /// The signal handler can't be set.
     #[error("cannot watch for Ctrl-C: {0}")]
     Signal(#[from] ctrlc::Error),

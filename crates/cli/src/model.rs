@@ -97,6 +97,10 @@ pub struct Wish {
     pub mla_form: Option<MlaForm>,
     /// Keep the graph after this pass.
     pub dump_after: Option<PassName>,
+    /// Most sequences of a step; the programs but the server run one conversation at a time.
+    pub sequences: Option<u32>,
+    /// Tokens that the cache holds over all sequences.
+    pub cached_tokens: Option<u64>,
 }
 
 /// The options of a load.
@@ -112,10 +116,9 @@ pub fn options(runtime: &RuntimeArguments, wish: &Wish) -> LoadOptions {
             KvCacheDtype::Bf16 => KvDType::Bf16,
         },
         max_seq_len: runtime.max_seq_len.or(wished),
-        // The programs run one conversation at a time.
-        max_sequences: 1,
+        max_sequences: wish.sequences.unwrap_or(1),
         prefill_chunk_size: runtime.prefill_chunk_size,
-        max_cached_tokens: None,
+        max_cached_tokens: wish.cached_tokens,
         mla_form: wish.mla_form,
         dump_after: wish.dump_after,
     }

@@ -21,6 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qwen-runtime", &["qwen-hal", "qwen-ir", "qwen-formats"]),
     ("qwen-engine", &["qwen-runtime", "qwen-models", "qwen-formats", "qwen-hal", "qwen-ir"]),
     ("qwen-bench", &["qwen-engine", "qwen-runtime", "qwen-ir"]),
+    ("qwen-server", &["qwen-engine", "qwen-models"]),
     ("qwen-null", &["qwen-hal-abi"]),
     ("qwen-opencl", &["qwen-hal-abi"]),
     (
@@ -35,6 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "qwen-cpu",
             "qwen-chips",
             "qwen-dispatch",
+            "qwen-server",
         ],
     ),
     ("qwen-fuzz", &["qwen-formats", "qwen-ir", "qwen-models", "qwen-chips"]),

@@ -5,23 +5,21 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, IsTerminal};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use qwen_engine::{Engine, FinishReason, Request, SamplingParams};
 use qwen_models::chat_template::{ChatTemplate, TemplateInput};
-use qwen_models::files::{MAX_DESCRIPTION_BYTES, read_file};
 use qwen_models::tokenizer::EncodeOptions;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::answer;
 use crate::arguments::{ModelArgument, RuntimeArguments, SamplingArguments};
 use crate::console::{self, print_notice, print_text};
 use crate::error::{CliError, sentence};
+use crate::generation_config::GenerationConfig;
 use crate::model::{self, Wish};
 
 const EXAMPLES: &str = "\
@@ -88,42 +86,6 @@ pub(super) fn template_of<'a>(engine: &'a Engine, model: &str) -> Result<&'a Cha
     })
 }
 
-/// What `generation_config.json` says of sampling.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct GenerationConfig {
-    do_sample: Option<bool>,
-    temperature: Option<f32>,
-    top_k: Option<u32>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-}
-
-impl GenerationConfig {
-    /// Of a directory; a file that can't be read says nothing here (loading has told of it).
-    fn read(path: &Path) -> Self {
-        let text = read_file(&path.join("generation_config.json"), MAX_DESCRIPTION_BYTES).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_default()
-    }
-
-    fn sampling(&self) -> SamplingParams {
-        let base = SamplingParams::default();
-        let temperature = match self.do_sample {
-            Some(false) => 0.0,
-            _ => self.temperature.unwrap_or(DEFAULT_TEMPERATURE),
-        };
-        SamplingParams {
-            temperature,
-            top_k: self.top_k.unwrap_or(base.top_k),
-            top_p: self.top_p.unwrap_or(base.top_p),
-            min_p: self.min_p.unwrap_or(base.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
-            ..base
-        }
-    }
-}
-
 impl Chat {
     /// Runs the command.
     ///
@@ -134,10 +96,11 @@ impl Chat {
         let path = model::resolve(&self.model.model)?;
         let engine = model::load(&self.model.model, &self.runtime, &Wish::default())?;
         template_of(&engine, &self.model.model)?;
+        let base = SamplingParams { temperature: DEFAULT_TEMPERATURE, ..SamplingParams::default() };
         let defaults = SamplingParams {
             seed: RandomState::new().hash_one(std::process::id()),
             max_tokens: self.max_tokens.unwrap_or(u32::MAX),
-            ..GenerationConfig::read(&path).sampling()
+            ..GenerationConfig::read(&path).over(base)
         };
         let sampling = answer::sampling(defaults, &self.sampling);
         let mut conversation =
@@ -299,21 +262,5 @@ impl Conversation {
         })?;
         let tokenizer = model::tokenizer_of(&self.engine, &self.model)?;
         Ok(tokenizer.encode(&text, EncodeOptions::TEMPLATE)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_model_may_ask_for_its_sampling() {
-        let config: GenerationConfig =
-            serde_json::from_str(r#"{"temperature": 0.6, "top_p": 0.95, "bos_token_id": 1}"#).unwrap();
-        let sampling = config.sampling();
-        assert_eq!((sampling.temperature, sampling.top_p, sampling.top_k), (0.6, 0.95, 0));
-        let greedy: GenerationConfig = serde_json::from_str(r#"{"do_sample": false, "temperature": 0.6}"#).unwrap();
-        assert_eq!(greedy.sampling().temperature, 0.0);
-        assert_eq!(GenerationConfig::default().sampling().temperature, DEFAULT_TEMPERATURE);
     }
 }

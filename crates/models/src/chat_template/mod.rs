@@ -95,6 +95,7 @@ struct Engine {
     special: SpecialTokens,
     has_tool_use: bool,
     limits: Limits,
+    sources: Vec<String>,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -133,6 +134,12 @@ impl ChatTemplate {
     /// The template of a Hugging Face folder, if it has one.
     pub fn from_checkpoint_dir(dir: &std::path::Path) -> Result<Option<Self>, TemplateError> {
         TemplateSource::from_checkpoint_dir(dir)?.as_ref().map(Self::from_source).transpose()
+    }
+
+    /// Whether the template's source holds a text: what a model can do is told nowhere else.
+    #[must_use]
+    pub fn mentions(&self, text: &str) -> bool {
+        self.engine.sources.iter().any(|source| source.contains(text))
     }
 
     /// The prompt of a conversation.
@@ -182,7 +189,13 @@ impl Engine {
                 .add_template_owned(name, source::without_generation_blocks(text))
                 .map_err(|error| syntax_error(&error))?;
         }
-        Ok(Self { environment, special: source.special.clone(), has_tool_use: source.tool_use.is_some(), limits })
+        Ok(Self {
+            environment,
+            special: source.special.clone(),
+            has_tool_use: source.tool_use.is_some(),
+            limits,
+            sources: std::iter::once(&source.default).chain(&source.tool_use).cloned().collect(),
+        })
     }
 
     fn render(&self, name: &str, messages: &[Json], variables: &Variables) -> Result<String, TemplateError> {

@@ -1,0 +1,7 @@
+//! The program `qwen-server`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    qwen_cli::server::main()
+}

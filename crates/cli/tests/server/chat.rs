@@ -1,0 +1,185 @@
+//! `/v1/chat/completions`: whole answers and streams are the same, and have the shapes that clients read.
+
+use std::io::Read;
+
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, Server};
+
+const PATH: &str = "/v1/chat/completions";
+
+fn request(more: Value) -> Value {
+    let mut body =
+        json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 12, "seed": 7 });
+    let Value::Object(more) = more else { panic!("expected an object") };
+    body.as_object_mut().unwrap().extend(more);
+    body
+}
+
+/// Text, finish reason and log-probabilities of each choice of a stream.
+fn joined(chunks: &[Value]) -> Vec<(String, Value, Vec<Value>)> {
+    let mut choices: Vec<(String, Value, Vec<Value>)> = Vec::new();
+    for chunk in chunks {
+        for choice in chunk["choices"].as_array().unwrap() {
+            let at = choice["index"].as_u64().unwrap() as usize;
+            while choices.len() <= at {
+                choices.push((String::new(), Value::Null, Vec::new()));
+            }
+            choices[at].0.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+            assert!(choice.get("finish_reason").is_some(), "{chunk}");
+            if !choice["finish_reason"].is_null() {
+                assert_eq!(choices[at].1, Value::Null, "two ends");
+                choices[at].1 = choice["finish_reason"].clone();
+            }
+            choices[at].2.extend(choice["logprobs"]["content"].as_array().cloned().unwrap_or_default());
+        }
+    }
+    choices
+}
+
+#[test]
+fn streams_and_whole_answers_are_the_same() {
+    let server = Server::start(&[]);
+    for more in [
+        json!({}),
+        json!({ "temperature": 0 }),
+        json!({ "n": 3, "temperature": 1.5 }),
+        json!({ "logprobs": true, "top_logprobs": 3 }),
+        json!({ "temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "presence_penalty": 0.5,
+                "frequency_penalty": 0.5, "repetition_penalty": 1.1, "min_tokens": 4, "logit_bias": { "5": 2.5 } }),
+    ] {
+        let whole = server.ok(PATH, &request(more.clone()));
+        let mut streamed = request(more.clone());
+        streamed["stream"] = true.into();
+        streamed["stream_options"] = json!({ "include_usage": true });
+        let reply = server.post(PATH, &streamed);
+        assert_eq!(reply.header("content-type"), Some("text/event-stream; charset=utf-8"));
+        let chunks = reply.chunks();
+        let choices = whole["choices"].as_array().unwrap();
+        for (choice, (text, finish, logprobs)) in choices.iter().zip(joined(&chunks)) {
+            assert_eq!(choice["message"]["content"], text, "{more}");
+            assert_eq!(choice["finish_reason"], finish);
+            assert_eq!(choice["logprobs"]["content"].as_array().cloned().unwrap_or_default(), logprobs);
+        }
+        let (last, before) = chunks.split_last().unwrap();
+        assert_eq!(
+            (&last["choices"], &last["usage"]["completion_tokens"]),
+            (&json!([]), &whole["usage"]["completion_tokens"])
+        );
+        assert!(before.iter().all(|chunk| chunk["usage"].is_null() && chunk.get("usage").is_some()));
+        assert!(chunks.iter().all(|chunk| chunk["id"] == last["id"] && chunk["created"] == last["created"]));
+        assert_eq!(before[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
+    }
+}
+
+#[test]
+fn the_same_request_gives_the_same_answer_alone_and_among_others() {
+    let server = Server::start(&[]);
+    let body = request(json!({ "logprobs": true, "top_logprobs": 2, "temperature": 1 }));
+    let alone = server.ok(PATH, &body)["choices"].clone();
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..8)
+            .map(|i| {
+                let (server, body) = (&server, &body);
+                scope.spawn(move || {
+                    let other =
+                        request(json!({ "messages": [{ "role": "user", "content": "x".repeat(i * 7) }], "seed": i }));
+                    if i % 2 == 0 {
+                        server.ok(PATH, body)["choices"].clone()
+                    } else {
+                        server.ok(PATH, &other)["choices"].clone()
+                    }
+                })
+            })
+            .collect();
+        for (i, thread) in all.into_iter().enumerate() {
+            let found = thread.join().unwrap();
+            assert!(i % 2 == 1 || found == alone, "{found}");
+        }
+    });
+}
+
+#[test]
+fn shapes_of_a_whole_answer() {
+    let server = Server::start(&[]);
+    let answer = server.ok(PATH, &request(json!({ "logprobs": true, "top_logprobs": 2, "return_token_ids": true })));
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("chat.completion"), &json!(MODEL)));
+    let usage = &answer["usage"];
+    let sum = usage["prompt_tokens"].as_u64().unwrap() + usage["completion_tokens"].as_u64().unwrap();
+    assert_eq!(usage["total_tokens"], sum);
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    let ids = choice["token_ids"].as_array().unwrap();
+    assert_eq!(usage["completion_tokens"], ids.len());
+    for entry in choice["logprobs"]["content"].as_array().unwrap() {
+        assert!(entry["logprob"].as_f64().unwrap() <= 0.0 && entry["bytes"].is_array());
+        assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 2);
+    }
+    let stopped = server.ok(PATH, &request(json!({ "temperature": 0, "max_tokens": 40 })));
+    let text = stopped["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let stop: String = text.chars().skip(3).take(2).collect();
+    let cut = server.ok(PATH, &request(json!({ "temperature": 0, "max_tokens": 40, "stop": [stop] })));
+    assert_eq!(cut["choices"][0]["finish_reason"], "stop");
+    assert_eq!(cut["choices"][0]["stop_reason"], stop);
+    assert!(!cut["choices"][0]["message"]["content"].as_str().unwrap().contains(&stop));
+}
+
+#[test]
+fn what_can_not_be_done_is_refused_by_name() {
+    let server = Server::start(&[]);
+    for (more, param, status) in [
+        (json!({ "model": "other" }), "model", 404),
+        (json!({ "model": "../../etc/passwd" }), "model", 404),
+        (json!({ "messages": [] }), "messages", 400),
+        (json!({ "messages": [{ "role": "robot", "content": "a" }] }), "messages[0].role", 400),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "http://10.0.0.1/" } }] }] }),
+            "messages[0].content[0]",
+            400,
+        ),
+        (json!({ "temperature": -1 }), "temperature", 400),
+        (json!({ "temperature": "hot" }), "temperature", 400),
+        (json!({ "top_p": 0 }), "top_p", 400),
+        (json!({ "n": 0 }), "n", 400),
+        (json!({ "top_logprobs": 2 }), "top_logprobs", 400),
+        (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs", 400),
+        (json!({ "prompt_logprobs": -1 }), "prompt_logprobs", 400),
+        (json!({ "stream_options": { "include_usage": true } }), "stream_options", 400),
+        (json!({ "max_tokens": 100_000 }), "max_tokens", 400),
+        (json!({ "max_tokens": 0 }), "max_tokens", 400),
+        (json!({ "logit_bias": { "320": 1 } }), "logit_bias", 400),
+        (json!({ "logit_bias": { "x": 1 } }), "logit_bias", 400),
+        (json!({ "logit_bias": { "1": 101 } }), "logit_bias", 400),
+        (json!({ "functions": [{ "name": "f" }] }), "functions", 400),
+        (json!({ "chat_template": "{{ 1 }}" }), "chat_template", 400),
+        (json!({ "chat_template_kwargs": { "messages": [] } }), "chat_template_kwargs", 400),
+        (json!({ "best_of": 2 }), "best_of", 400),
+        (json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] }), "tools", 400),
+        (json!({ "tool_choice": "required" }), "tool_choice", 400),
+        (json!({ "reasoning_effort": "much" }), "reasoning_effort", 400),
+        (json!({ "priority": -5 }), "priority", 400),
+        (json!({ "response_format": { "type": "xml" } }), "response_format", 400),
+    ] {
+        let (found, _, name, message) = server.refused(PATH, &request(more.clone()));
+        assert_eq!((found, name.as_str()), (status, param), "{more}: {message}");
+        assert!(!message.is_empty());
+    }
+    let reply = server.post(PATH, &request(json!({ "frobnicate": 1, "user": "me" })));
+    assert_eq!((reply.status, reply.header("x-ignored-parameters")), (200, Some("frobnicate")));
+}
+
+#[test]
+fn a_client_that_goes_away_frees_its_place() {
+    let server = Server::start(&[]);
+    let body = request(json!({ "stream": true, "ignore_eos": true, "max_tokens": 200 })).to_string();
+    let mut stream = server.connect();
+    std::io::Write::write_all(&mut stream, server.text("POST", PATH, &[], &body).as_bytes()).unwrap();
+    let mut some = [0u8; 300];
+    stream.read_exact(&mut some).unwrap();
+    drop(stream);
+    let begun = std::time::Instant::now();
+    while server.figure("qwen:requests_in_flight") > 0.0 {
+        assert!(begun.elapsed().as_secs() < 10, "the request is still there");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}

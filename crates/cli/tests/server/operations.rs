@@ -1,0 +1,145 @@
+//! Health, figures, keys, hosts, settings, logs, the end.
+
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, Server};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat(max_tokens: u32) -> Value {
+    json!({ "messages": [{ "role": "user", "content": "hi" }], "max_tokens": max_tokens, "ignore_eos": true })
+}
+
+#[test]
+fn health_models_and_figures() {
+    let server = Server::start(&["--warmup", "--warmup_tokens", "4"]);
+    assert_eq!(server.get("/livez").body, "ok");
+    for path in ["/readyz", "/health", "/health/ready", "/v2/health/ready", "/ping"] {
+        assert_eq!((server.get(path).status, &server.get(path).json()["status"]), (200, &json!("ready")), "{path}");
+    }
+    let health = server.get("/healthz").json();
+    assert_eq!(health["status"], "ok");
+    for name in ["temperature", "compute_util", "memory_util", "error_count", "last_reset_time"] {
+        assert!(health["cpu_0"].get(name).is_some(), "{health}");
+    }
+    let models = server.get("/v1/models").json();
+    assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!(MODEL), &json!(256)));
+    assert_eq!(server.get("/v1/models/tiny").status, 200);
+    assert_eq!(server.get("/v1/models/org/other").status, 404);
+    let before = server.figure("vllm:generation_tokens_total");
+    server.ok(CHAT, &chat(5));
+    assert_eq!(server.figure("vllm:generation_tokens_total") - before, 5.0);
+    assert_eq!(server.figure("vllm:request_success_total"), 1.0);
+    assert_eq!(server.figure("vllm:e2e_request_latency_seconds_count"), 1.0);
+    assert_eq!(server.figure("vllm:num_requests_running"), 0.0);
+    let figures = server.get("/metrics");
+    assert!(figures.header("content-type").unwrap().starts_with("application/openmetrics-text"));
+    assert!(figures.body.contains("qwen:hli") && figures.body.ends_with("# EOF\n"));
+    assert_eq!(server.get("/version").json()["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn documents_and_pages_come_from_the_binary() {
+    let server = Server::start(&[]);
+    assert!(server.get("/").body.contains("qwen-server"));
+    assert!(server.get("/").header("content-security-policy").is_some());
+    assert_eq!(server.get("/web/../Cargo.toml").status, 404);
+    let document = server.get("/openapi.json").json();
+    for path in [CHAT, "/v1/completions", "/v1/messages", "/v1/responses", "/healthz"] {
+        assert!(document["paths"].get(path).is_some(), "{path}");
+    }
+    assert!(matches!(server.get("/docs/").status, 200 | 303 | 307));
+    let bare = Server::start(&["--docs=false"]);
+    assert_eq!(bare.get("/openapi.json").status, 404);
+}
+
+#[test]
+fn keys_are_asked_for_everywhere_but_health() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys.toml");
+    // SHA-256 of "secret".
+    let hash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    std::fs::write(
+        &file,
+        format!("[[keys]]\nname = \"a\"\nsha256 = \"{hash}\"\nmax_concurrent = 1\nrequests_per_minute = 2\n"),
+    )
+    .unwrap();
+    let server = Server::start(&["--api_keys_file", file.to_str().unwrap(), "--admin"]);
+    for path in ["/livez", "/readyz", "/health", "/"] {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    for path in ["/v1/models", "/metrics", "/healthz", "/version", "/openapi.json", "/load"] {
+        assert_eq!(server.get(path).status, 401, "{path}");
+    }
+    let key = ("Authorization", "Bearer secret");
+    assert_eq!(server.request("GET", "/v1/models", &[key], "").status, 200);
+    assert_eq!(server.request("GET", "/v1/models", &[("x-api-key", "secret")], "").status, 200);
+    for wrong in ["Bearer Secret", "Bearer", "Basic secret", "Bearer secret2"] {
+        assert_eq!(server.request("GET", "/v1/models", &[("Authorization", wrong)], "").status, 401, "{wrong}");
+    }
+    assert_eq!(server.request("POST", "/admin/drain", &[key], "").status, 403);
+    let ask = || server.request("POST", CHAT, &[key], &chat(1).to_string());
+    assert_eq!((ask().status, ask().status), (200, 200));
+    let refused = ask();
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!("rate_limit_exceeded")));
+    assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
+    let shaped = server.post("/v1/messages", &json!({}));
+    assert_eq!((shaped.status, &shaped.json()["error"]["type"]), (401, &json!("authentication_error")));
+}
+
+#[test]
+fn administration_is_off_unless_asked_for() {
+    let server = Server::start(&[]);
+    assert_eq!(server.post("/admin/drain", &json!({})).status, 404);
+    let server = Server::start(&["--admin"]);
+    assert_eq!(server.post("/admin/cancel", &json!({})).status, 200);
+    assert_eq!(server.post("/admin/drain", &json!({})).status, 200);
+    assert_eq!((server.get("/readyz").status, server.post(CHAT, &chat(1)).status), (503, 503));
+}
+
+#[test]
+fn foreign_hosts_and_origins() {
+    let server = Server::start(&[]);
+    let host = |name: &str| server.request("GET", "/v1/models", &[("Host", name)], "").status;
+    assert_eq!((host("localhost:1"), host("evil.example"), host("127.0.0.1.evil.example")), (200, 403, 403));
+    let origin = ("Origin", "https://chat.example");
+    let reply = server.request("GET", "/v1/models", &[origin], "");
+    assert_eq!(reply.header("access-control-allow-origin"), None);
+    let server = Server::start(&["--allowed_origins", "https://chat.example"]);
+    let preflight = server.request("OPTIONS", CHAT, &[origin, ("Access-Control-Request-Method", "POST")], "");
+    assert_eq!(preflight.header("access-control-allow-origin"), Some("https://chat.example"));
+    let other = server.request("GET", "/v1/models", &[("Origin", "https://evil.example")], "");
+    assert_ne!(other.header("access-control-allow-origin"), Some("https://evil.example"));
+}
+
+#[test]
+fn settings_from_three_places() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("server.toml");
+    std::fs::write(&file, "max_model_len = 64\nserved_model_name = [\"from-file\"]\nmax-n = 3\n").unwrap();
+    let server = Server::start_with(&["--config", file.to_str().unwrap()], &[("QWEN_SERVER_MAX_N", "2")]);
+    let card = server.get("/v1/models").json()["data"][0].clone();
+    assert_eq!((&card["id"], &card["max_model_len"]), (&json!(MODEL), &json!(64)));
+    let mut body = chat(1);
+    body["n"] = 3.into();
+    assert!(server.refused(CHAT, &body).3.contains("1 to 2"));
+}
+
+#[test]
+fn requests_have_ids_and_logs_are_json() {
+    let server = Server::start(&["--log_format", "json"]);
+    let reply = server.request("POST", CHAT, &[("X-Request-Id", "abc-1")], &chat(2).to_string());
+    assert_eq!(reply.header("x-request-id"), Some("abc-1"));
+    for name in ["generated", "answered"] {
+        let line: Value = serde_json::from_str(&server.wait_for(&format!("\"message\":\"{name}\""))).unwrap();
+        assert_eq!(line["request_id"], "abc-1", "{line}");
+    }
+    assert!(server.get("/livez").header("x-request-id").unwrap().starts_with("req_"));
+}
+
+#[test]
+fn it_stops_when_it_is_told() {
+    let mut server = Server::start(&[]);
+    server.signal("-TERM");
+    assert_eq!(server.wait(), Some(0));
+}

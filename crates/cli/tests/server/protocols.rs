@@ -1,0 +1,90 @@
+//! `/v1/responses` and `/v1/messages`: whole answers, named events, errors in each protocol's shape.
+
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, Server};
+
+#[test]
+fn responses_whole_and_streamed() {
+    let server = Server::start(&[]);
+    let mut body =
+        json!({ "model": MODEL, "input": "hello", "instructions": "be brief", "max_output_tokens": 12, "seed": 5 });
+    let whole = server.ok("/v1/responses", &body);
+    assert_eq!((&whole["object"], &whole["store"]), (&json!("response"), &json!(false)));
+    let text = whole["output"][0]["content"][0]["text"].as_str().unwrap().to_owned();
+    body["stream"] = true.into();
+    let events = server.post("/v1/responses", &body).events();
+    let parsed: Vec<Value> = events.iter().map(|(_, data)| serde_json::from_str(data).unwrap()).collect();
+    for (i, ((name, _), event)) in events.iter().zip(&parsed).enumerate() {
+        assert_eq!((&event["type"], &event["sequence_number"]), (&json!(name), &json!(i)));
+    }
+    let delta: String = parsed
+        .iter()
+        .filter(|e| e["type"] == "response.output_text.delta")
+        .filter_map(|e| e["delta"].as_str())
+        .collect();
+    assert_eq!(delta, text);
+    let last = parsed.last().unwrap();
+    assert_eq!(last["response"]["status"], whole["status"]);
+    assert_eq!(last["response"]["usage"], whole["usage"]);
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        &names[..4],
+        ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    );
+    for (more, param) in [
+        (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
+        (json!({ "background": true }), "background"),
+        (json!({ "truncation": "auto" }), "truncation"),
+        (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
+        (json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "input[0].type"),
+    ] {
+        let mut wrong = json!({ "input": "a" });
+        wrong.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        assert_eq!(server.refused("/v1/responses", &wrong).2, param);
+    }
+}
+
+#[test]
+fn messages_whole_and_streamed() {
+    let server = Server::start(&[]);
+    let mut body = json!({ "model": MODEL, "max_tokens": 12, "seed": 5, "system": "be brief", "messages": [{ "role": "user", "content": "hello" }] });
+    let whole = server.ok("/v1/messages", &body);
+    assert_eq!((&whole["type"], &whole["role"]), (&json!("message"), &json!("assistant")));
+    let text = whole["content"][0]["text"].as_str().unwrap_or_default().to_owned();
+    let counted = server.ok("/v1/messages/count_tokens", &body);
+    let usage = &whole["usage"];
+    let input = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
+    assert_eq!(counted["input_tokens"], input);
+    body["stream"] = true.into();
+    let events = server.post("/v1/messages", &body).events();
+    let parsed: Vec<Value> = events.iter().map(|(_, data)| serde_json::from_str(data).unwrap()).collect();
+    assert!(events.iter().zip(&parsed).all(|((name, _), event)| event["type"] == name.as_str()));
+    let delta: String = parsed.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(delta, text);
+    let end = &parsed[parsed.len() - 2];
+    assert_eq!(
+        (&end["delta"]["stop_reason"], &end["usage"]["output_tokens"]),
+        (&whole["stop_reason"], &usage["output_tokens"])
+    );
+    assert_eq!(events.last().map(|(name, _)| name.as_str()), Some("message_stop"));
+    for wrong in [
+        json!({ "messages": [{ "role": "user", "content": "a" }] }),
+        json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": [{ "type": "image" }] }] }),
+        json!({ "max_tokens": 5, "messages": [], "mcp_servers": [{}] }),
+    ] {
+        let reply = server.post("/v1/messages", &wrong);
+        assert_eq!(
+            (reply.status, &reply.json()["type"], &reply.json()["error"]["type"]),
+            (400, &json!("error"), &json!("invalid_request_error"))
+        );
+    }
+}
+
+#[test]
+fn embeddings_are_refused_in_clear_words() {
+    let server = Server::start(&[]);
+    let (status, code, _, message) = server.refused("/v1/embeddings", &json!({ "input": "a" }));
+    assert_eq!((status, code.as_str()), (501, "not_implemented"));
+    assert!(message.contains("embedding"));
+}

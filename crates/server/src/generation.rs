@@ -1,0 +1,326 @@
+//! From a job to a stream of outputs: submission, merging of several answers, accounting. Dropping a [`Running`] cancels all
+//! that it stands for.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream, SelectAll};
+use qwen_engine::{
+    ClientKey, Constraint, EngineHandle, FinishReason, Logprobs, Output, Request, SamplingParams, SubmitError,
+};
+
+use crate::Server;
+use crate::answer::{AnswerParser, ParserOptions, Piece, Whole};
+use crate::error::{ApiError, Kind};
+use crate::keys::{Client, Place};
+
+/// What is to be generated.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    /// Prompts.
+    pub prompts: Vec<Vec<u32>>,
+    /// Answers per prompt.
+    pub n: u32,
+    /// Sampling; answer `i` has seed + i.
+    pub sampling: SamplingParams,
+    /// Log-probabilities of the prompt.
+    pub prompt_logprobs: Option<u32>,
+    /// Grammar.
+    pub constraint: Option<Constraint>,
+    /// Lower runs earlier.
+    pub priority: i32,
+    /// Salt of the prefix cache.
+    pub salt: u64,
+    /// How answers are read.
+    pub parser: ParserOptions,
+    /// Id for logs.
+    pub request_id: String,
+}
+
+/// Tokens that were computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tokens {
+    /// Of the prompts, each counted once.
+    pub prompt: u64,
+    /// Of these, found in the prefix cache.
+    pub cached: u64,
+    /// Of all answers.
+    pub completion: u64,
+    /// Of these, thinking.
+    pub reasoning: u64,
+}
+
+/// One token of an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Token {
+    /// Token.
+    pub id: u32,
+    /// If asked for.
+    pub logprobs: Option<Logprobs>,
+    /// Whether it belongs to the thinking.
+    pub thinking: bool,
+    /// Whether it ended the answer and has no text.
+    pub end: bool,
+}
+
+/// What one output meant.
+#[derive(Debug)]
+pub(crate) struct Event {
+    /// Which answer: prompt x n + number of the answer.
+    pub choice: usize,
+    /// Text as it came.
+    pub text: String,
+    /// What the parser made of it.
+    pub pieces: Vec<Piece>,
+    /// Token.
+    pub token: Option<Token>,
+    /// Log-probabilities of the prompt.
+    pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+    /// The end.
+    pub finish: Option<FinishReason>,
+}
+
+struct Choice {
+    parser: AnswerParser,
+    tokens: u64,
+    first: Option<Instant>,
+    last: Option<Instant>,
+}
+
+/// Generations at work.
+pub(crate) struct Running {
+    server: Arc<Server>,
+    outputs: SelectAll<BoxStream<'static, (usize, Output)>>,
+    choices: Vec<Choice>,
+    open: usize,
+    n: usize,
+    begun: Instant,
+    tokens: Tokens,
+    place: Place,
+    client: String,
+    request_id: String,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running")
+            .field("request_id", &self.request_id)
+            .field("open", &self.open)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Submits a job, all of it or nothing.
+///
+/// # Errors
+/// If the client's limits are reached, or the engine refuses it.
+pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) -> Result<Running, ApiError> {
+    let place = client.begin()?;
+    let model = server.admit(None)?;
+    let begun = Instant::now();
+    let requests = requests(server, client, &job, begun);
+    let engine = model.engine.clone();
+    let outputs = if job.constraint.is_some() {
+        // Compiling a grammar may take as long as its budget.
+        let submitted = tokio::task::spawn_blocking(move || submit(&engine, requests)).await;
+        submitted.map_err(|_| ApiError::new(Kind::Internal, "the grammar's compiler failed"))??
+    } else {
+        submit(&engine, requests)?
+    };
+    let choices = outputs.len();
+    let parser = AnswerParser::new(job.parser.clone());
+    let new = || Choice { parser: parser.clone(), tokens: 0, first: None, last: None };
+    let prompt = job.prompts.iter().map(|prompt| prompt.len() as u64).sum();
+    server.life.enter();
+    server.metrics.started(&job.sampling, job.n);
+    Ok(Running {
+        server: Arc::clone(server),
+        outputs: stream::select_all(outputs.into_iter().enumerate().map(|(choice, mut receiver)| {
+            stream::poll_fn(move |context| receiver.poll_recv(context)).map(move |output| (choice, output)).boxed()
+        })),
+        choices: std::iter::repeat_with(new).take(choices).collect(),
+        open: choices,
+        n: job.n as usize,
+        begun,
+        tokens: Tokens { prompt, ..Tokens::default() },
+        place,
+        client: client.name.clone(),
+        request_id: job.request_id,
+    })
+}
+
+fn requests(server: &Server, client: &Client, job: &Job, begun: Instant) -> Vec<Request> {
+    let mut requests = Vec::with_capacity(job.prompts.len() * job.n as usize);
+    for prompt in &job.prompts {
+        for i in 0..job.n {
+            let seed = job.sampling.seed.wrapping_add(u64::from(i));
+            requests.push(Request {
+                prompt: prompt.clone(),
+                sampling: SamplingParams { seed, ..job.sampling.clone() },
+                prompt_logprobs: job.prompt_logprobs,
+                constraint: job.constraint.clone(),
+                priority: job.priority,
+                deadline: server.config.request_timeout.map(|time| begun + time),
+                client: ClientKey(client.number),
+                cache_salt: job.salt,
+                ..Request::default()
+            });
+        }
+    }
+    requests
+}
+
+fn submit(engine: &EngineHandle, requests: Vec<Request>) -> Result<Vec<qwen_engine::Outputs>, SubmitError> {
+    // Receivers of a job that is refused half way are dropped, which cancels what was submitted.
+    requests.into_iter().map(|request| engine.submit(request).map(|(_, outputs)| outputs)).collect()
+}
+
+impl Running {
+    /// Tokens up to now.
+    pub(crate) const fn tokens(&self) -> Tokens {
+        self.tokens
+    }
+
+    /// The next event; none when every answer has ended.
+    pub(crate) async fn next(&mut self) -> Option<Event> {
+        if self.open == 0 {
+            return None;
+        }
+        match self.outputs.next().await {
+            Some((choice, output)) => Some(self.take(choice, output)),
+            None => {
+                // The engine's thread is gone and took the channels with it.
+                self.open = 0;
+                let finish = Some(FinishReason::Error("the engine has stopped".into()));
+                Some(Event {
+                    choice: 0,
+                    text: String::new(),
+                    pieces: Vec::new(),
+                    token: None,
+                    prompt_logprobs: None,
+                    finish,
+                })
+            }
+        }
+    }
+
+    fn take(&mut self, at: usize, output: Output) -> Event {
+        let now = Instant::now();
+        let choice = &mut self.choices[at];
+        let metrics = &self.server.metrics;
+        let mut pieces = Vec::new();
+        let thought = choice.parser.is_thinking();
+        choice.parser.push(&output.text, &mut pieces);
+        let thinking = thought || choice.parser.is_thinking();
+        if output.finish.is_some() {
+            choice.parser.finish(&mut pieces);
+        }
+        let ends = matches!(output.finish, Some(FinishReason::EndOfText | FinishReason::StopToken(_)));
+        let token = output.token.map(|id| Token { id, logprobs: output.logprobs, thinking, end: ends });
+        if token.is_some() {
+            choice.tokens += 1;
+            self.tokens.completion += 1;
+            self.tokens.reasoning += u64::from(thinking);
+            match choice.last {
+                None => metrics.first_token(now - self.begun),
+                Some(last) => metrics.next_token(now - last),
+            }
+            choice.first.get_or_insert(now);
+            choice.last = Some(now);
+        }
+        if let Some(finish) = &output.finish {
+            self.open -= 1;
+            let timings = output.timings.unwrap_or_default();
+            if at.is_multiple_of(self.n.max(1)) {
+                self.tokens.cached += timings.cached_tokens as u64;
+            }
+            metrics.finished(finish, &timings, now - self.begun);
+            if let FinishReason::Error(reason) | FinishReason::Device(reason) = finish {
+                tracing::error!(request_id = self.request_id, reason, "an answer ended by an error");
+            }
+        }
+        Event {
+            choice: at,
+            text: output.text,
+            pieces,
+            token,
+            prompt_logprobs: output.prompt_logprobs,
+            finish: output.finish,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.place.charge(self.tokens.prompt + self.tokens.completion);
+        self.server.life.leave();
+        if self.open > 0 {
+            self.server.metrics.abandoned(self.open as u64);
+        }
+        tracing::info!(
+            request_id = self.request_id,
+            client = self.client,
+            prompt_tokens = self.tokens.prompt,
+            cached_tokens = self.tokens.cached,
+            completion_tokens = self.tokens.completion,
+            seconds = self.begun.elapsed().as_secs_f64(),
+            abandoned = self.open,
+            "generated"
+        );
+    }
+}
+
+/// A whole answer.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    /// Text as it came.
+    pub text: String,
+    /// What the parser made of it.
+    pub whole: Whole,
+    /// Tokens.
+    pub tokens: Vec<Token>,
+    /// Log-probabilities of the prompt.
+    pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+    /// The end.
+    pub finish: Option<FinishReason>,
+}
+
+/// All answers of a job.
+///
+/// # Errors
+/// If one of them ended by an error.
+pub(crate) async fn collect(mut running: Running) -> Result<(Vec<Answer>, Tokens), ApiError> {
+    let mut answers: Vec<Answer> = std::iter::repeat_with(Answer::default).take(running.choices.len()).collect();
+    while let Some(event) = running.next().await {
+        let answer = &mut answers[event.choice];
+        answer.text.push_str(&event.text);
+        event.pieces.iter().for_each(|piece| answer.whole.add(piece));
+        answer.tokens.extend(event.token);
+        answer.prompt_logprobs = event.prompt_logprobs.or(answer.prompt_logprobs.take());
+        if let Some(finish) = event.finish {
+            if let Some(error) = ApiError::of_finish(&finish) {
+                return Err(error);
+            }
+            answer.finish = Some(finish);
+        }
+    }
+    Ok((answers, running.tokens()))
+}
+
+/// `finish_reason` in the OpenAI protocol.
+pub(crate) fn finish_name(finish: &FinishReason, has_calls: bool) -> &'static str {
+    match finish.name() {
+        "stop" if has_calls => "tool_calls",
+        name => name,
+    }
+}
+
+/// What ended the answer besides its natural end: a stop text, or the id of a stop token.
+pub(crate) fn stop_reason(finish: &FinishReason) -> serde_json::Value {
+    match finish {
+        FinishReason::StopText(text) => text.as_str().into(),
+        FinishReason::StopToken(id) => (*id).into(),
+        _ => serde_json::Value::Null,
+    }
+}

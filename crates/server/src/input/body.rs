@@ -1,0 +1,209 @@
+//! A request's body: bytes of a stranger to typed data, with every size bounded before it costs anything.
+//!
+//! In: the body as it arrives. Out: [`Body`], or an error that names the parameter. Bounds: bytes, time to arrive, depth of
+//! nesting (checked on the bytes, before they are parsed), number of values.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequest, Request};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::parameters::{Parameters, check};
+use crate::Server;
+use crate::error::{ApiError, Kind};
+
+/// Deepest nesting of arrays and objects. Schemas of tools come to some twenty.
+pub const MAX_DEPTH: usize = 64;
+/// Most values (commas and colons, counted outside of texts): a value takes some 32 bytes and more as data.
+pub const MAX_VALUES: usize = 2_000_000;
+
+/// A parsed body and the names of parameters that nobody knows.
+#[derive(Debug)]
+pub struct Body<P> {
+    /// As it came, without nulls at the top.
+    pub value: Value,
+    /// Unknown parameters.
+    pub unknown: Vec<String>,
+    endpoint: std::marker::PhantomData<P>,
+}
+
+impl<P> Body<P> {
+    /// Reads typed data out of the body. Fields that `T` does not have are left to other types.
+    ///
+    /// # Errors
+    /// If a field has another type than it must; the error names it.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        read(&self.value)
+    }
+}
+
+/// As [`Body::read`], of any value.
+///
+/// # Errors
+/// As [`Body::read`].
+pub fn read<T: DeserializeOwned>(value: &Value) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        let message = error.inner().to_string();
+        match path.as_str() {
+            "." | "" => ApiError::new(Kind::Invalid, message),
+            _ => ApiError::invalid(path.clone(), format!("{path}: {message}")),
+        }
+    })
+}
+
+impl<P: Parameters> FromRequest<Arc<Server>> for Body<P> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
+        let bytes = receive(request, server).await?;
+        let value = parse(&bytes)?;
+        let Value::Object(mut body) = value else {
+            return Err(ApiError::new(Kind::Invalid, "the body must be a JSON object; see /openapi.json"));
+        };
+        let unknown = check::<P>(&mut body)?;
+        if !unknown.is_empty() {
+            tracing::debug!(endpoint = P::ENDPOINT, parameters = ?unknown, "unknown parameters are ignored");
+        }
+        Ok(Self { value: Value::Object(body), unknown, endpoint: std::marker::PhantomData })
+    }
+}
+
+async fn receive(request: Request, server: &Arc<Server>) -> Result<Vec<u8>, ApiError> {
+    let headers = request.headers();
+    let is_json = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).is_some_and(is_json_type);
+    if !is_json {
+        return Err(ApiError::new(Kind::MediaType, "expected the header Content-Type: application/json"));
+    }
+    let limit = server.config.max_body_bytes;
+    let too_large =
+        || ApiError::new(Kind::TooLarge, format!("the body is larger than {limit} bytes, the limit of this server"));
+    let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if declared.is_some_and(|length| length > limit as u64) {
+        return Err(too_large());
+    }
+    let collect = Limited::new(request.into_body(), limit).collect();
+    match tokio::time::timeout(server.config.body_timeout, collect).await {
+        Ok(Ok(body)) => Ok(body.to_bytes().into()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(_)) => Err(ApiError::new(Kind::Invalid, "the body ended before it was complete")),
+        Err(_) => {
+            let seconds = server.config.body_timeout.as_secs_f64();
+            Err(ApiError::new(Kind::SlowClient, format!("the body did not arrive within {seconds} s")))
+        }
+    }
+}
+
+/// `application/json`, with or without parameters, or a type that is JSON underneath.
+fn is_json_type(value: &str) -> bool {
+    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
+}
+
+/// Parses JSON whose nesting and size are bounded.
+///
+/// # Errors
+/// If it is no JSON, or over a bound.
+pub fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
+    let (mut depth, mut values, mut in_text, mut escaped) = (0usize, 0usize, false, false);
+    for byte in bytes {
+        if in_text {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_text = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_text = true,
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b',' | b':' => values += 1,
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            let message = format!("the JSON is nested deeper than {MAX_DEPTH} levels; flatten it");
+            return Err(ApiError::new(Kind::Invalid, message).code("json_too_deep"));
+        }
+        if values > MAX_VALUES {
+            let message = format!("the JSON has more than {MAX_VALUES} values; send less");
+            return Err(ApiError::new(Kind::Invalid, message).code("json_too_large"));
+        }
+    }
+    serde_json::from_slice(bytes)
+        .map_err(|error| ApiError::new(Kind::Invalid, format!("the body is no valid JSON: {error}")))
+}
+
+/// One or several of something, as many parameters allow.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(untagged)]
+pub enum OneOrMany<T> {
+    /// One.
+    One(T),
+    /// Several.
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    /// As a list.
+    pub fn into_vec(self) -> Vec<T> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
+}
+
+/// The names of an object's entries that a table does not have, for objects within a body.
+///
+/// # Errors
+/// If there is one.
+pub fn only(path: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), ApiError> {
+    match object.iter().find(|(name, value)| !value.is_null() && !known.contains(&name.as_str())) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let param = format!("{path}.{name}");
+            let message = format!("{param} is not supported; known here: {}", known.join(", "));
+            Err(ApiError::unsupported(param, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nesting_is_bounded_before_parsing() {
+        let nested = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
+        assert!(parse(nested(MAX_DEPTH).as_bytes()).is_ok());
+        assert_eq!(parse(nested(MAX_DEPTH + 1).as_bytes()).unwrap_err().code, Some("json_too_deep"));
+        let open = "[".repeat(1_000_000);
+        assert_eq!(parse(open.as_bytes()).unwrap_err().code, Some("json_too_deep"));
+        // Brackets within texts are no nesting.
+        assert!(parse(format!("[\"\\\"{}\"]", "[".repeat(1000)).as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn numbers_that_json_has_not_are_refused() {
+        for text in ["NaN", "{\"a\": Infinity}", "[1e999]", "{\"a\":}", "", "\u{feff}{}"] {
+            assert_eq!(parse(text.as_bytes()).unwrap_err().kind, Kind::Invalid, "{text}");
+        }
+    }
+
+    #[test]
+    fn content_types() {
+        for right in ["application/json", "Application/JSON; charset=utf-8", "application/merge-patch+json"] {
+            assert!(is_json_type(right), "{right}");
+        }
+        for wrong in ["text/plain", "application/x-www-form-urlencoded", "text/json+json", ""] {
+            assert!(!is_json_type(wrong), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What happens to each parameter of a request: a table per endpoint, so that nothing is ignored without a word.
+//!
+//! A parameter is used, or accepted because it changes nothing here (metadata of the caller), or refused by name. One that is
+//! in no table is unknown: clients of other servers send many such, so it is not refused, but told in the response header
+//! `x-ignored-parameters` and in the log.
+
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+
+/// What happens to a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handling {
+    /// It does what it says.
+    Used,
+    /// It changes nothing, for this reason.
+    NoEffect(&'static str),
+    /// It is refused, for this reason, unless it asks for nothing (null, false, empty).
+    Refused(&'static str),
+    /// It is refused, for this reason, unless it is true.
+    RefusedUnlessTrue(&'static str),
+}
+
+/// A parameter and its fate.
+pub type Row = (&'static str, Handling);
+
+/// Tables of an endpoint.
+pub trait Parameters {
+    /// Name for messages.
+    const ENDPOINT: &'static str;
+    /// Its tables.
+    const TABLES: &'static [&'static [Row]];
+
+    /// What happens to a parameter; `None` if it is unknown.
+    fn handling(name: &str) -> Option<Handling> {
+        Self::TABLES.iter().copied().flatten().find(|(known, _)| *known == name).map(|(_, handling)| *handling)
+    }
+}
+
+/// Longest list of unknown names that is told: a response must not grow with what a client sends.
+const MOST_UNKNOWN: usize = 16;
+
+/// Takes out what asks for nothing, refuses what must be refused, and returns the names that are unknown.
+///
+/// # Errors
+/// If a parameter is refused.
+pub fn check<P: Parameters>(body: &mut Map<String, Value>) -> Result<Vec<String>, ApiError> {
+    body.retain(|_, value| !value.is_null());
+    let mut unknown = Vec::new();
+    for (name, value) in &*body {
+        match P::handling(name) {
+            Some(Handling::Used | Handling::NoEffect(_)) => {}
+            Some(Handling::Refused(_)) if asks_for_nothing(value) => {}
+            Some(Handling::RefusedUnlessTrue(_)) if value == true => {}
+            Some(Handling::Refused(why) | Handling::RefusedUnlessTrue(why)) => {
+                return Err(ApiError::unsupported(name.clone(), format!("{name} is not supported: {why}")));
+            }
+            None if unknown.len() < MOST_UNKNOWN => unknown.push(name.clone()),
+            None => {}
+        }
+    }
+    Ok(unknown)
+}
+
+fn asks_for_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) => false,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    struct Sample;
+    impl Parameters for Sample {
+        const ENDPOINT: &'static str = "sample";
+        const TABLES: &'static [&'static [Row]] =
+            &[&[("a", Handling::Used), ("b", Handling::NoEffect("none"))], &[("c", Handling::Refused("no reason"))]];
+    }
+
+    fn checked(body: &Value) -> Result<Vec<String>, ApiError> {
+        check::<Sample>(&mut body.as_object().unwrap().clone())
+    }
+
+    #[test]
+    fn each_parameter_has_its_fate() {
+        assert_eq!(checked(&json!({"a": 1, "b": 2, "d": 3, "e": null})).unwrap(), ["d"]);
+        assert!(checked(&json!({"c": false})).unwrap().is_empty());
+        let error = checked(&json!({"c": 1})).unwrap_err();
+        assert_eq!((error.param.as_deref(), error.code), (Some("c"), Some("unsupported_parameter")));
+        assert!(error.message.contains("no reason"));
+    }
+
+    #[test]
+    fn unknown_names_are_few() {
+        let many: Map<String, Value> = (0..100).map(|i| (format!("x{i}"), json!(1))).collect();
+        assert_eq!(checked(&Value::Object(many)).unwrap().len(), MOST_UNKNOWN);
+    }
+}

@@ -1,0 +1,273 @@
+//! Figures for Prometheus: names of vLLM where the meaning is the same, `qwen:` where it is our own.
+//!
+//! What requests experience is counted here; what the engine knows is read from it when somebody asks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use qwen_engine::{EngineStats, FinishReason, RequestTimings, SamplingParams};
+
+use crate::{DeviceReport, Server};
+
+/// Seconds to a first token.
+const FIRST_TOKEN: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+/// Seconds between tokens.
+const BETWEEN: &[f64] =
+    &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
+/// Seconds of a request.
+const LATENCY: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+];
+/// Tokens of a request.
+const TOKENS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0,
+];
+const SMALL: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    finished_reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Status {
+    path: String,
+    status: u16,
+}
+
+fn histogram(bounds: &'static [f64]) -> Histogram {
+    Histogram::new(bounds.iter().copied())
+}
+
+/// Declares the histograms once: field, name, help, bounds.
+macro_rules! histograms {
+    ($($field:ident $name:literal $help:literal $bounds:expr;)*) => {
+        #[derive(Debug)]
+        struct Histograms { $($field: Histogram,)* }
+        impl Histograms {
+            fn new() -> Self {
+                Self { $($field: histogram($bounds),)* }
+            }
+            fn register(&self, registry: &mut Registry) {
+                $(registry.register($name, $help, self.$field.clone());)*
+            }
+        }
+    };
+}
+
+histograms! {
+    first_token "vllm:time_to_first_token_seconds" "Arrival to first token" FIRST_TOKEN;
+    between "vllm:inter_token_latency_seconds" "Between two tokens of an answer" BETWEEN;
+    per_token "vllm:request_time_per_output_token_seconds" "Mean time per token after the first" BETWEEN;
+    latency "vllm:e2e_request_latency_seconds" "Arrival to end" LATENCY;
+    queue "vllm:request_queue_time_seconds" "Waiting to start" LATENCY;
+    prefill "vllm:request_prefill_time_seconds" "Start to first token" LATENCY;
+    decode "vllm:request_decode_time_seconds" "First to last token" LATENCY;
+    inference "vllm:request_inference_time_seconds" "Start to last token" LATENCY;
+    prompt "vllm:request_prompt_tokens" "Prompt tokens of a request" TOKENS;
+    generation "vllm:request_generation_tokens" "Tokens of an answer" TOKENS;
+    computed "vllm:request_prefill_kv_computed_tokens" "Prompt tokens that the prefix cache did not have" TOKENS;
+    n "vllm:request_params_n" "Answers per prompt" SMALL;
+    max_tokens "vllm:request_params_max_tokens" "Most tokens that an answer may have" TOKENS;
+}
+
+/// Figures of the server.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    histograms: Histograms,
+    finished: Family<Reason, Counter>,
+    responses: Family<Status, Counter>,
+    abandoned: AtomicU64,
+    connections: AtomicU64,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        Self {
+            histograms: Histograms::new(),
+            finished: Family::default(),
+            responses: Family::default(),
+            abandoned: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn started(&self, sampling: &SamplingParams, n: u32) {
+        self.histograms.n.observe(f64::from(n));
+        self.histograms.max_tokens.observe(f64::from(sampling.max_tokens));
+    }
+
+    pub(crate) fn first_token(&self, since_arrival: Duration) {
+        self.histograms.first_token.observe(since_arrival.as_secs_f64());
+    }
+
+    pub(crate) fn next_token(&self, since_last: Duration) {
+        self.histograms.between.observe(since_last.as_secs_f64());
+    }
+
+    pub(crate) fn finished(&self, finish: &FinishReason, timings: &RequestTimings, latency: Duration) {
+        self.finished.get_or_create(&Reason { finished_reason: finish.name().into() }).inc();
+        let h = &self.histograms;
+        h.latency.observe(latency.as_secs_f64());
+        h.queue.observe(timings.queue.as_secs_f64());
+        h.prefill.observe(timings.prefill.as_secs_f64());
+        h.decode.observe(timings.decode.as_secs_f64());
+        h.inference.observe((timings.prefill + timings.decode).as_secs_f64());
+        h.prompt.observe(timings.prompt_tokens as f64);
+        h.generation.observe(timings.generated_tokens as f64);
+        h.computed.observe(timings.prompt_tokens.saturating_sub(timings.cached_tokens) as f64);
+        if timings.generated_tokens > 1 {
+            h.per_token.observe(timings.decode.as_secs_f64() / (timings.generated_tokens - 1) as f64);
+        }
+    }
+
+    /// Answers whose client went away.
+    pub(crate) fn abandoned(&self, answers: u64) {
+        self.abandoned.fetch_add(answers, Ordering::Relaxed);
+    }
+
+    pub(crate) fn answered(&self, path: &str, status: u16) {
+        self.responses.get_or_create(&Status { path: path.to_owned(), status }).inc();
+    }
+
+    pub(crate) fn connections(&self, change: i64) {
+        self.connections.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
+    }
+}
+
+/// All figures in the text form of OpenMetrics.
+pub(crate) fn render(server: &Server) -> Result<String, std::fmt::Error> {
+    let metrics = &server.metrics;
+    let model = server.model().ok();
+    let name = model.and_then(|model| model.names.first().cloned()).unwrap_or_default();
+    let mut registry = Registry::default();
+    let labels = [("model_name".into(), name.into()), ("engine".into(), "0".into())];
+    let registry_of_model = registry.sub_registry_with_labels(labels.into_iter());
+    metrics.histograms.register(registry_of_model);
+    registry_of_model.register("vllm:request_success", "Answers by how they ended", metrics.finished.clone());
+    registry_of_model.register("qwen:http_responses", "Responses by path and status", metrics.responses.clone());
+    let snapshot = Snapshot {
+        stats: model.map(|model| model.engine.stats()).unwrap_or_default(),
+        stalled: model.map_or(0.0, |model| model.engine.progress().stalled.as_secs_f64()),
+        in_flight: model.map_or(0, |model| model.engine.progress().in_flight),
+        abandoned: metrics.abandoned.load(Ordering::Relaxed),
+        connections: metrics.connections.load(Ordering::Relaxed),
+        devices: model.map(|model| (model.devices)()).unwrap_or_default(),
+    };
+    registry_of_model.register_collector(Box::new(snapshot));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Snapshot {
+    stats: EngineStats,
+    stalled: f64,
+    in_flight: usize,
+    abandoned: u64,
+    connections: u64,
+    devices: Vec<DeviceReport>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeviceLabel {
+    device: String,
+}
+
+impl prometheus_client::collector::Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let s = &self.stats;
+        let count = |n: usize| n as f64;
+        let gauges = [
+            ("vllm:num_requests_running", "Requests that take part in steps", count(s.running)),
+            ("vllm:num_requests_waiting", "Requests that wait to start", count(s.waiting)),
+            ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1", s.kv_utilisation()),
+            ("qwen:requests_in_flight", "Requests that the engine has taken and not ended", count(self.in_flight)),
+            ("qwen:kv_blocks_total", "Blocks of the cache", f64::from(s.blocks_total)),
+            ("qwen:kv_blocks_used", "Blocks that requests hold", f64::from(s.blocks_used)),
+            ("qwen:kv_blocks_cached", "Free blocks that hold reusable prefixes", f64::from(s.blocks_cached)),
+            ("qwen:hli", "Hardware load index: 0.6 x compute + 0.4 x bandwidth, each 0 to 1", s.hli),
+            ("qwen:compute_utilisation", "Share of the device's compute in use, 0 to 1", s.compute_utilisation),
+            ("qwen:bandwidth_utilisation", "Share of the memory bandwidth in use, 0 to 1", s.bandwidth_utilisation),
+            (
+                "qwen:prefill_budget_tokens",
+                "Prompt tokens that a step takes beside answers",
+                f64::from(s.prefill_budget),
+            ),
+            ("qwen:last_step_seconds", "Duration of the last step", s.last_step_seconds),
+            ("qwen:last_step_tokens", "Tokens of the last step", f64::from(s.last_step_tokens)),
+            ("qwen:stalled_seconds", "Time since the last step while there is work", self.stalled),
+            ("qwen:http_connections", "Open connections", self.connections as f64),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(value);
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        let counters = [
+            ("vllm:prompt_tokens", "Prompt tokens of requests that started", s.prompt_tokens),
+            ("vllm:generation_tokens", "Generated tokens", s.generated_tokens),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", s.prefix_query_tokens),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", s.prefix_hit_tokens),
+            ("vllm:num_preemptions", "Requests that gave their memory away", s.preemptions),
+            ("vllm:spec_decode_num_drafts", "Drafts by prompt lookup", s.drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Tokens of drafts", s.draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that the model chose too", s.accepted_tokens),
+            ("vllm:corrupted_requests", "Rows of logits with NaN or infinity", s.corrupted),
+            ("qwen:device_errors", "Steps that the device failed to compute", s.device_errors),
+            ("qwen:steps", "Steps", s.steps),
+            ("qwen:computed_tokens", "Tokens computed in steps", s.computed_tokens),
+            ("qwen:abandoned", "Answers whose client went away", self.abandoned),
+        ];
+        for (name, help, value) in counters {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        let seconds = [
+            ("qwen:step_seconds", "Time of steps", s.step_seconds),
+            ("qwen:plan_seconds", "Time of planning steps", s.plan_seconds),
+            ("qwen:forward_seconds", "Time of the model", s.forward_seconds),
+            ("qwen:sample_seconds", "Time of choosing tokens", s.sample_seconds),
+            ("qwen:mask_seconds", "Time of grammars", s.mask_seconds),
+        ];
+        for (name, help, value) in seconds {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        self.encode_devices(&mut encoder)
+    }
+}
+
+impl Snapshot {
+    fn encode_devices(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        type Figure = fn(&DeviceReport) -> Option<f64>;
+        let figures: [(&str, &str, Figure); 4] = [
+            ("qwen:device_temperature_celsius", "Temperature of a device", |d| d.temperature),
+            ("qwen:device_compute_percent", "Compute of a device in use", |d| d.compute_util),
+            ("qwen:device_memory_percent", "Memory of a device in use", |d| d.memory_util),
+            ("qwen:device_error_count", "Errors of a device", |d| Some(d.error_count as f64)),
+        ];
+        for (name, help, figure) in figures {
+            let family: Family<DeviceLabel, prometheus_client::metrics::gauge::Gauge<f64, AtomicU64>> =
+                Family::default();
+            for device in &self.devices {
+                if let Some(value) = figure(device) {
+                    family.get_or_create(&DeviceLabel { device: device.name.clone() }).set(value);
+                }
+            }
+            family.encode(encoder.encode_descriptor(name, help, None, family.metric_type())?)?;
+        }
+        Ok(())
+    }
+}

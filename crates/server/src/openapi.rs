@@ -1,0 +1,115 @@
+//! The OpenAPI document, made of the handlers' own descriptions, and the page that shows it.
+
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{OpenApi as Document, SecurityRequirement};
+use utoipa::{Modify, OpenApi};
+
+use crate::{anthropic, openai, ops, responses};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "qwen-server",
+        description = "LLM inference with the protocols of OpenAI and Anthropic. Unknown parameters are ignored and named in \
+                       the response header x-ignored-parameters; parameters that are understood but not supported are \
+                       refused with code unsupported_parameter."
+    ),
+    paths(
+        openai::chat::chat,
+        openai::completions::completions,
+        openai::embeddings::embeddings,
+        openai::models::list,
+        openai::models::card,
+        responses::respond,
+        anthropic::messages,
+        anthropic::count_tokens,
+        openai::tokenize::tokenize,
+        openai::tokenize::detokenize,
+        ops::health::live,
+        ops::health::ready,
+        ops::health::healthz,
+        ops::figures,
+        ops::version,
+        ops::load,
+        ops::admin::drain,
+        ops::admin::cancel,
+    ),
+    modifiers(&Keys)
+)]
+struct Api;
+
+struct Keys;
+
+impl Modify for Keys {
+    fn modify(&self, document: &mut Document) {
+        let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        document.components.get_or_insert_default().add_security_scheme("key", bearer);
+        // Needed only where the server was started with keys.
+        document.security =
+            Some(vec![SecurityRequirement::default(), SecurityRequirement::new("key", Vec::<String>::new())]);
+    }
+}
+
+/// The document.
+#[must_use]
+pub fn document() -> Document {
+    Api::openapi()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::input::parameters::{Handling, Parameters};
+
+    fn json() -> Value {
+        serde_json::to_value(document()).unwrap()
+    }
+
+    /// Names of a schema's properties, through references and compositions.
+    fn properties(document: &Value, schema: &Value, names: &mut BTreeSet<String>) {
+        if let Some(reference) = schema["$ref"].as_str() {
+            properties(document, document.pointer(reference.trim_start_matches('#')).unwrap(), names);
+        }
+        names.extend(schema["properties"].as_object().into_iter().flat_map(|map| map.keys().cloned()));
+        for part in schema["allOf"].as_array().into_iter().flatten() {
+            properties(document, part, names);
+        }
+    }
+
+    /// Every property of a request's schema is a parameter that is used.
+    fn described<P: Parameters>(path: &str) {
+        let document = json();
+        let schema = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+        let mut names = BTreeSet::new();
+        properties(&document, schema, &mut names);
+        assert!(names.len() > 1, "{path} has no schema");
+        for name in names {
+            assert_eq!(P::handling(&name), Some(Handling::Used), "{path}: {name}");
+        }
+    }
+
+    #[test]
+    fn tables_and_schemas_say_the_same() {
+        described::<openai::chat::ChatParameters>("/v1/chat/completions");
+        described::<openai::completions::CompletionParameters>("/v1/completions");
+        described::<responses::ResponsesParameters>("/v1/responses");
+        described::<anthropic::MessagesParameters>("/v1/messages");
+        described::<openai::tokenize::TokenizeParameters>("/tokenize");
+    }
+
+    #[test]
+    fn every_operation_documents_its_errors() {
+        for (path, operations) in json()["paths"].as_object().unwrap() {
+            for (method, operation) in operations.as_object().unwrap() {
+                let responses = operation["responses"].as_object().unwrap();
+                let refused =
+                    responses.keys().any(|status| status.starts_with('4')) || path == "/livez" || path == "/readyz";
+                assert!(refused, "{method} {path} documents no 4xx");
+            }
+        }
+    }
+}

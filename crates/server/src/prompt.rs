@@ -1,0 +1,274 @@
+//! From a conversation in the form of the chat protocol to the tokens of a prompt.
+//!
+//! Other protocols are translated into that form first, so checks and the template's use are here alone.
+
+use qwen_models::chat_template::{TemplateError, TemplateInput};
+use qwen_models::tokenizer::{EncodeOptions, Tokenizer};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+use crate::ServedModel;
+use crate::answer::Thinking;
+use crate::error::{ApiError, Kind};
+
+/// Most messages of a conversation.
+const MAX_MESSAGES: usize = 10_000;
+/// Most tools of a request.
+const MAX_TOOLS: usize = 512;
+
+/// A conversation whose form has been checked.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Conversation {
+    /// Messages for the template.
+    pub messages: Vec<Value>,
+    /// Tools for the template.
+    pub tools: Vec<Value>,
+    /// Further variables.
+    pub kwargs: Map<String, Value>,
+    /// The last message is an answer that goes on.
+    pub continue_final: bool,
+    /// Begin an answer.
+    pub add_generation_prompt: bool,
+}
+
+/// A prompt.
+#[derive(Debug, Clone)]
+pub(crate) struct Prompt {
+    /// Tokens.
+    pub tokens: Vec<u32>,
+    /// What the answer begins with.
+    pub thinking: Thinking,
+}
+
+/// The tokenizer of the model.
+///
+/// # Errors
+/// If it has none.
+pub(crate) fn tokenizer(model: &ServedModel) -> Result<Arc<Tokenizer>, ApiError> {
+    let none = || {
+        let message = "this model has no tokenizer, so it can only be given token ids at /v1/completions";
+        ApiError::new(Kind::NotImplemented, message)
+    };
+    model.engine.about().tokenizer.clone().ok_or_else(none)
+}
+
+/// Tokens of a text, computed where it blocks nobody.
+///
+/// # Errors
+/// If the text can't be encoded.
+pub(crate) async fn encode(model: &ServedModel, text: String, options: EncodeOptions) -> Result<Vec<u32>, ApiError> {
+    let tokenizer = tokenizer(model)?;
+    blocking(move || tokenizer.encode(&text, options).map_err(|error| ApiError::new(Kind::Invalid, error.to_string())))
+        .await
+}
+
+/// Runs what takes its time off the threads that serve connections.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let failed = |_| ApiError::new(Kind::Internal, "a worker of the server failed; see its log");
+    tokio::task::spawn_blocking(work).await.map_err(failed)?
+}
+
+impl Conversation {
+    /// The prompt by the model's template.
+    ///
+    /// # Errors
+    /// If the model has no template, or it refuses the conversation.
+    pub(crate) async fn render(self, model: &ServedModel) -> Result<Prompt, ApiError> {
+        let template = model.engine.about().chat_template.clone().ok_or_else(|| {
+            let message = "this model has no chat template; use /v1/completions with a prompt";
+            ApiError::new(Kind::NotImplemented, message)
+        })?;
+        let tokenizer = tokenizer(model)?;
+        let style = model.thinking;
+        blocking(move || {
+            let input = TemplateInput {
+                messages: &self.messages,
+                tools: (!self.tools.is_empty()).then_some(self.tools.as_slice()),
+                add_generation_prompt: self.add_generation_prompt,
+                kwargs: Some(&self.kwargs),
+                now: None,
+            };
+            let mut text = template.render(&input).map_err(|error| {
+                let param = match error {
+                    TemplateError::Reserved(_) => "chat_template_kwargs",
+                    _ => "messages",
+                };
+                ApiError::invalid(param, error.to_string()).code("chat_template_failed")
+            })?;
+            if self.continue_final {
+                cut_after_last(&mut text, self.messages.last())?;
+            }
+            let tokens = tokenizer
+                .encode(&text, EncodeOptions::TEMPLATE)
+                .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+            Ok(Prompt { thinking: style.of_prompt(&text), tokens })
+        })
+        .await
+    }
+}
+
+/// Cuts what the template puts after the last message, so that the answer goes on within it.
+fn cut_after_last(text: &mut String, last: Option<&Value>) -> Result<(), ApiError> {
+    let content = last.and_then(|message| message["content"].as_str()).unwrap_or_default().trim_end();
+    match text.rfind(content) {
+        Some(at) if !content.is_empty() => {
+            text.truncate(at + content.len());
+            Ok(())
+        }
+        _ => Err(ApiError::invalid(
+            "continue_final_message",
+            "continue_final_message: the last message's content is empty, or the template does not write it as it is",
+        )),
+    }
+}
+
+/// Checks messages and brings them into the form that templates know.
+///
+/// # Errors
+/// If one has a form that is not understood; the error names it.
+pub(crate) fn messages(list: &Value) -> Result<Vec<Value>, ApiError> {
+    let list = list.as_array().filter(|list| (1..=MAX_MESSAGES).contains(&list.len())).ok_or_else(|| {
+        ApiError::invalid("messages", format!("messages: expected a list of 1 to {MAX_MESSAGES} messages"))
+    })?;
+    list.iter().enumerate().map(|(i, message)| self::message(&format!("messages[{i}]"), message)).collect()
+}
+
+fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
+    let wrong = |field: &str, expected: &str| {
+        let param = format!("{at}.{field}");
+        ApiError::invalid(param.clone(), format!("{param}: expected {expected}"))
+    };
+    let Some(entries) = message.as_object() else {
+        return Err(ApiError::invalid(at, format!("{at}: expected an object with role and content")));
+    };
+    let role = match entries.get("role").and_then(Value::as_str) {
+        Some("developer") => "system",
+        Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
+        Some("function") => return Err(wrong("role", "tool, with tool_call_id; function is of an old protocol")),
+        _ => return Err(wrong("role", "system, developer, user, assistant or tool")),
+    };
+    let mut out = Map::new();
+    out.insert("role".into(), role.into());
+    let content = match entries.get("content") {
+        None | Some(Value::Null) if role == "assistant" => String::new(),
+        None | Some(Value::Null) => return Err(wrong("content", "a text or a list of parts")),
+        Some(content) => content_text(&format!("{at}.content"), content)?,
+    };
+    out.insert("content".into(), content.into());
+    let reasoning = entries.get("reasoning_content").or_else(|| entries.get("reasoning"));
+    if let Some(reasoning) = reasoning.and_then(Value::as_str).filter(|text| !text.is_empty()) {
+        out.insert("reasoning_content".into(), reasoning.into());
+    }
+    for name in ["name", "tool_call_id"] {
+        match entries.get(name) {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) => {
+                out.insert(name.into(), text.as_str().into());
+            }
+            Some(_) => return Err(wrong(name, "a text")),
+        }
+    }
+    match entries.get("tool_calls") {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(calls)) => {
+            let sound = |call: &Value| {
+                call.pointer("/function/name").is_some_and(Value::is_string)
+                    && call.pointer("/function/arguments").is_none_or(|text| text.is_string() || text.is_object())
+            };
+            if !calls.iter().all(sound) {
+                return Err(wrong("tool_calls", "calls with function.name and function.arguments, a JSON text"));
+            }
+            if !calls.is_empty() {
+                out.insert("tool_calls".into(), Value::Array(calls.clone()));
+            }
+        }
+        Some(_) => return Err(wrong("tool_calls", "a list")),
+    }
+    Ok(Value::Object(out))
+}
+
+/// Content as one text. Nothing is ever fetched: parts that are no text are refused.
+pub(crate) fn content_text(at: &str, content: &Value) -> Result<String, ApiError> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => {
+            let mut texts = Vec::with_capacity(parts.len());
+            for (i, part) in parts.iter().enumerate() {
+                let kind = part.get("type").and_then(Value::as_str).unwrap_or("nothing");
+                let text = part.get("text").and_then(Value::as_str);
+                match (kind, text) {
+                    ("text" | "input_text" | "output_text", Some(text)) => texts.push(text),
+                    ("refusal", _) => {}
+                    _ => {
+                        let shown: String = kind.chars().take(40).collect();
+                        let param = format!("{at}[{i}]");
+                        let message =
+                            format!("{param}: expected a part of type text, found {shown}: this model reads text only");
+                        return Err(ApiError::unsupported(param, message));
+                    }
+                }
+            }
+            Ok(texts.join("\n"))
+        }
+        _ => Err(ApiError::invalid(at, format!("{at}: expected a text or a list of parts"))),
+    }
+}
+
+/// Checks tools: functions with a name and a schema.
+///
+/// # Errors
+/// If one is of another kind or form.
+pub(crate) fn tools(list: &Value) -> Result<Vec<Value>, ApiError> {
+    let list = list.as_array().filter(|list| list.len() <= MAX_TOOLS).ok_or_else(|| {
+        ApiError::invalid("tools", format!("tools: expected a list of at most {MAX_TOOLS} functions"))
+    })?;
+    for (i, tool) in list.iter().enumerate() {
+        let wrong = |what: &str| Err(ApiError::invalid(format!("tools[{i}]"), format!("tools[{i}]: expected {what}")));
+        if tool["type"] != "function" {
+            return wrong("type function; this server runs no tools of its own");
+        }
+        let name = tool.pointer("/function/name").and_then(Value::as_str).unwrap_or_default();
+        let sound = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if name.is_empty() || name.len() > 128 || !name.chars().all(sound) {
+            return wrong("function.name of 1 to 128 letters, digits, _, - and .");
+        }
+        if tool.pointer("/function/parameters").is_some_and(|schema| !schema.is_object() && !schema.is_null()) {
+            return wrong("function.parameters to be a JSON schema");
+        }
+    }
+    Ok(list.clone())
+}
+
+/// Name and schema of each tool.
+pub(crate) fn schemas(tools: &[Value]) -> Vec<(String, Value)> {
+    let text = |tool: &Value| tool.pointer("/function/name").and_then(Value::as_str).unwrap_or_default().to_owned();
+    tools.iter().map(|tool| (text(tool), tool["function"]["parameters"].clone())).collect()
+}
+
+/// A wish to switch thinking on or off, as the template's variables.
+///
+/// # Errors
+/// If the model can't do that.
+pub(crate) fn thinking_kwargs(
+    model: &ServedModel,
+    param: &str,
+    wanted: bool,
+    kwargs: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    let style = model.thinking;
+    match (wanted, style.thinks, style.switch) {
+        (_, _, true) => {
+            kwargs.insert("enable_thinking".into(), json!(wanted));
+            Ok(())
+        }
+        (false, false, _) | (true, true, _) => Ok(()),
+        (false, true, _) => {
+            Err(ApiError::unsupported(param, format!("{param}: this model always thinks; its template has no switch")))
+        }
+        (true, false, _) => {
+            Err(ApiError::unsupported(param, format!("{param}: this model does not think; leave it out")))
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Items of a request as messages of a chat.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::ApiError;
+use crate::prompt::content_text;
+
+/// Messages of instructions and input. A call belongs to the assistant's message before it, as templates want it.
+pub(super) fn messages(instructions: Option<&str>, input: &Value) -> Result<Vec<Value>, ApiError> {
+    let mut messages: Vec<Value> =
+        instructions.map(|text| json!({ "role": "system", "content": text })).into_iter().collect();
+    match input {
+        Value::String(text) => messages.push(json!({ "role": "user", "content": text })),
+        Value::Array(items) if !items.is_empty() => {
+            for (i, item) in items.iter().enumerate() {
+                add(&format!("input[{i}]"), item, &mut messages)?;
+            }
+        }
+        _ => return Err(ApiError::invalid("input", "input: expected a text or a list of items")),
+    }
+    Ok(messages)
+}
+
+fn add(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    let text = |name: &str| {
+        let found = item.get(name).and_then(Value::as_str);
+        found.ok_or_else(|| ApiError::invalid(format!("{at}.{name}"), format!("{at}.{name}: expected a text")))
+    };
+    match item.get("type").and_then(Value::as_str) {
+        None | Some("message") => {
+            let content = content_text(&format!("{at}.content"), item.get("content").unwrap_or(&Value::Null))?;
+            messages.push(json!({ "role": text("role")?, "content": content }));
+        }
+        Some("function_call") => {
+            let call = json!({
+                "id": text("call_id")?,
+                "type": "function",
+                "function": { "name": text("name")?, "arguments": text("arguments")? },
+            });
+            let last = messages.last_mut().filter(|message| message["role"] == "assistant");
+            match last.and_then(Value::as_object_mut) {
+                Some(message) => {
+                    if let Some(calls) = message.entry("tool_calls").or_insert_with(|| json!([])).as_array_mut() {
+                        calls.push(call);
+                    }
+                }
+                None => messages.push(json!({ "role": "assistant", "content": "", "tool_calls": [call] })),
+            }
+        }
+        Some("function_call_output") => {
+            let output = content_text(&format!("{at}.output"), item.get("output").unwrap_or(&Value::Null))?;
+            messages.push(json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": output }));
+        }
+        // Thinking of earlier turns is not shown to models again.
+        Some("reasoning") => {}
+        Some(other) => {
+            let shown: String = other.chars().take(40).collect();
+            let message = format!("{at}.type: expected message, function_call or function_call_output, found {shown}");
+            return Err(ApiError::unsupported(format!("{at}.type"), message));
+        }
+    }
+    Ok(())
+}
+
+/// Tools with their entries where a chat has them.
+pub(super) fn tools(list: &Value) -> Result<Value, ApiError> {
+    let items = list.as_array().ok_or_else(|| ApiError::invalid("tools", "tools: expected a list"))?;
+    let tool = |(i, tool): (usize, &Value)| {
+        if tool["type"] != "function" {
+            let message = format!("tools[{i}].type: expected function; this server runs no tools of its own");
+            return Err(ApiError::unsupported(format!("tools[{i}].type"), message));
+        }
+        let names = ["name", "description", "parameters", "strict"];
+        let function: Map<String, Value> =
+            names.iter().filter_map(|name| Some(((*name).to_owned(), tool.get(*name)?.clone()))).collect();
+        Ok(json!({ "type": "function", "function": function }))
+    };
+    items.iter().enumerate().map(tool).collect::<Result<Vec<_>, _>>().map(Value::Array)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_become_messages() {
+        let input = json!([
+            { "role": "user", "content": [{ "type": "input_text", "text": "a" }] },
+            { "type": "reasoning", "id": "rs_1", "summary": [] },
+            { "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}" },
+            { "type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}" },
+            { "type": "function_call_output", "call_id": "c1", "output": "1" },
+        ]);
+        let found = messages(Some("be brief"), &input).unwrap();
+        let roles: Vec<&str> = found.iter().map(|message| message["role"].as_str().unwrap()).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "tool"]);
+        assert_eq!(found[2]["tool_calls"].as_array().unwrap().len(), 2);
+        assert!(messages(None, &json!([{ "type": "input_image" }])).is_err());
+        assert!(messages(None, &json!([{ "role": "user", "content": [{ "type": "input_image" }] }])).is_err());
+    }
+}

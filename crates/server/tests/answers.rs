@@ -1,0 +1,175 @@
+//! The incremental parser: known answers of each family, and the same pieces however the text is cut.
+
+use proptest::prelude::*;
+use qwen_server::answer::{AnswerParser, ParserOptions, Thinking, ToolFormat, Whole};
+
+fn parse<'a>(options: &ParserOptions, parts: impl IntoIterator<Item = &'a str>) -> Whole {
+    let (mut parser, mut pieces) = (AnswerParser::new(options.clone()), Vec::new());
+    for part in parts {
+        parser.push(part, &mut pieces);
+    }
+    parser.finish(&mut pieces);
+    let mut whole = Whole::default();
+    pieces.iter().for_each(|piece| whole.add(piece));
+    whole
+}
+
+fn options(thinking: Thinking, tools: Option<ToolFormat>) -> ParserOptions {
+    ParserOptions { thinking, tools, names: vec!["f".into(), "g".into()] }
+}
+
+fn check(
+    thinking: Thinking,
+    tools: Option<ToolFormat>,
+    text: &str,
+    reasoning: &str,
+    content: &str,
+    calls: &[(&str, &str)],
+) {
+    let found = parse(&options(thinking, tools), [text]);
+    let calls = calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned())).collect();
+    let expected = Whole { reasoning: reasoning.into(), content: content.into(), calls };
+    assert_eq!(found, expected, "{text:?}");
+}
+
+#[test]
+fn thinking() {
+    use Thinking::{IfOpened, Inside, Off};
+    check(Off, None, "<think>a</think>b ", "", "<think>a</think>b ", &[]);
+    check(IfOpened, None, "<think>\na\n\nb\n</think>\n\nc\n", "a\n\nb", "c\n", &[]);
+    check(IfOpened, None, "\n<think></think>c", "", "c", &[]);
+    check(IfOpened, None, "  plain <think>", "", "  plain <think>", &[]);
+    check(IfOpened, None, "<thin", "", "<thin", &[]);
+    check(IfOpened, None, "a</think>b", "", "a</think>b", &[]);
+    check(Inside, None, "a</think>b", "a", "b", &[]);
+    check(Inside, None, "never ends </thin", "never ends </thin", "", &[]);
+    check(Inside, None, "a</think> \n ", "a", "", &[]);
+}
+
+#[test]
+fn hermes() {
+    let hermes = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(Thinking::IfOpened, Some(ToolFormat::Hermes), text, "", content, calls);
+    };
+    hermes("hello <b> \n", "hello <b> \n", &[]);
+    hermes(
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\"}}\n</tool_call>",
+        "",
+        &[("f", "{\"a\": \"</tool_call>\"}")],
+    );
+    hermes(
+        "Let me see.\n\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n<tool_call>{\"name\": \"h\"}</tool_call>\n",
+        "Let me see.",
+        &[("f", "{}"), ("h", "{}")],
+    );
+    // Cut off: within the arguments a call, before the name none.
+    hermes("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1", "", &[("f", "{\"a\": 1")]);
+    hermes("<tool_call>{\"nam", "<tool_call>{\"nam", &[]);
+    // No call after all: nothing is lost.
+    hermes("<tool_call> is a tag", "<tool_call> is a tag", &[]);
+    hermes("<tool_call>{\"x\": 1}</tool_call>", "<tool_call>{\"x\": 1}</tool_call>", &[]);
+    hermes("<tool_call>{\"name\": \"f\"}", "", &[("f", "{}")]);
+    check(
+        Thinking::IfOpened,
+        Some(ToolFormat::Hermes),
+        "<think>shall I <tool_call>?</think><tool_call>{\"name\": \"f\"}</tool_call>done",
+        "shall I <tool_call>?",
+        "done",
+        &[("f", "{}")],
+    );
+}
+
+#[test]
+fn llama() {
+    let llama = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(Thinking::Off, Some(ToolFormat::Llama3), text, "", content, calls);
+    };
+    llama("{\"name\": \"f\", \"parameters\": {\"a\": 1}}", "", &[("f", "{\"a\": 1}")]);
+    llama(
+        "{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", \"parameters\": {}}",
+        "",
+        &[("f", "{}"), ("g", "{}")],
+    );
+    llama("<|python_tag|>{\"name\": \"g\", \"parameters\": {}}", "", &[("g", "{}")]);
+    llama("{\"name\": \"Bob\", \"age\": 3} is JSON", "{\"name\": \"Bob\", \"age\": 3} is JSON", &[]);
+    llama("It is {\"name\": \"f\", \"parameters\": {}}", "It is {\"name\": \"f\", \"parameters\": {}}", &[]);
+}
+
+#[test]
+fn deepseek() {
+    let v3 = "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": \"}\"}\n```<｜tool▁call▁end｜>\n\
+              <｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let calls = [("f", "{\"a\": \"}\"}"), ("g", "{}")];
+    check(Thinking::Inside, Some(ToolFormat::DeepSeekV3), &format!("t</think>{v3}"), "t", "Hm.", &calls);
+    let v31 =
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    check(Thinking::Off, Some(ToolFormat::DeepSeekV31), v31, "", "", &[("f", "{\"a\": 1}")]);
+    let broken = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\nno JSON <｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    check(Thinking::Off, Some(ToolFormat::DeepSeekV3), broken, "", "", &[("f", "no JSON")]);
+}
+
+/// Words that make the parser change its mind.
+const WORDS: &[&str] = &[
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\"]}}",
+    "{\"name\": \"x\"}",
+    "{\"arguments\": {}, \"name\": \"g\"}",
+    "{\"name\": \"f\", \"arguments\": \"{}\"",
+    "{",
+    "}",
+    "\"",
+    "\\",
+    ";",
+    " ",
+    "\n",
+    "<",
+    "text",
+    "中",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "function",
+    "f\n",
+    "```json\n",
+    "```",
+    "<|python_tag|>",
+    "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn cutting_does_not_matter(
+        words in proptest::collection::vec(proptest::sample::select(WORDS), 0..24),
+        cuts in proptest::collection::vec(0usize..400, 0..40),
+        thinking in proptest::sample::select(&[Thinking::Off, Thinking::IfOpened, Thinking::Inside][..]),
+        tools in proptest::sample::select(&[
+            None,
+            Some(ToolFormat::Hermes),
+            Some(ToolFormat::Llama3),
+            Some(ToolFormat::DeepSeekV3),
+            Some(ToolFormat::DeepSeekV31),
+        ][..]),
+    ) {
+        let text = words.concat();
+        let options = options(thinking, tools);
+        let whole = parse(&options, [text.as_str()]);
+        let mut ends: Vec<usize> = cuts.into_iter().filter(|at| text.is_char_boundary(*at)).collect();
+        ends.extend([0, text.len()]);
+        ends.sort_unstable();
+        let parts = ends.windows(2).map(|pair| &text[pair[0]..pair[1]]);
+        prop_assert_eq!(&parse(&options, parts), &whole, "{:?}", text);
+        let single: Vec<String> = text.chars().map(String::from).collect();
+        prop_assert_eq!(&parse(&options, single.iter().map(String::as_str)), &whole, "{:?}", text);
+        // Without tools nothing but thinking's markup and the white space at its edges is lost.
+        if tools.is_none() && thinking == Thinking::Off {
+            prop_assert_eq!(whole.content, text);
+        }
+    }
+}

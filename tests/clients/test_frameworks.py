@@ -1,0 +1,39 @@
+"""LangChain and LlamaIndex, unmodified."""
+
+import pytest
+from conftest import MODEL
+
+QUESTION = "What is the capital of France? Answer in one sentence."
+
+
+def test_langchain(url):
+    from langchain_openai import ChatOpenAI
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        """A city."""
+
+        name: str
+
+    model = ChatOpenAI(model=MODEL, base_url=f"{url}/v1", api_key="none", temperature=0, max_tokens=60, max_retries=0)
+    assert "Paris" in model.invoke(QUESTION).content
+    assert "Paris" in "".join(chunk.content for chunk in model.stream(QUESTION))
+    assert isinstance(model.with_structured_output(City, method="json_schema").invoke(QUESTION), City)
+    called = model.bind_tools([City], tool_choice="required", parallel_tool_calls=False).invoke(QUESTION)
+    assert called.tool_calls[0]["name"] == "City"
+
+
+def test_llama_index(url):
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.openai_like import OpenAILike
+
+    model = OpenAILike(
+        model=MODEL, api_base=f"{url}/v1", api_key="none", is_chat_model=True, temperature=0, max_tokens=40, max_retries=0
+    )
+    assert "Paris" in model.chat([ChatMessage(role="user", content=QUESTION)]).message.content
+    text = ""
+    for part in model.stream_chat([ChatMessage(role="user", content=QUESTION)]):
+        text = part.message.content
+    assert "Paris" in text
+    plain = OpenAILike(model=MODEL, api_base=f"{url}/v1", api_key="none", is_chat_model=False, max_tokens=5, temperature=0)
+    assert "Paris" in plain.complete("The capital of France is").text
