@@ -85,32 +85,32 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const
             *y = _mm512_loadu_ps(acc.add(16 * t));
         }
         for group in wide {
-            let mut codes = [_mm512_setzero_si512(); RUNS];
-            for (codes, stored) in codes.iter_mut().zip(&group.codes) {
-                *codes = _mm512_load_si512(stored.as_ptr().cast());
-            }
             for sub in 0..SUBS {
                 let half = if HALVES == 2 { sub } else { 0 };
                 let scale = _mm512_load_ps(group.scale[half].as_ptr());
                 let min = _mm512_load_ps(group.min[half].as_ptr());
                 let meta = at.add(W * runs * TERMS);
-                unroll!(t < W, {
-                    let offset = _mm512_set1_epi32(*meta.add(2 * W + t));
-                    let mut sum = if TERMS == 1 { offset } else { _mm512_setzero_si512() };
-                    for run in 0..runs {
-                        let x = _mm512_set1_epi32(*at.add(t * TERMS * runs + run));
-                        sum = _mm512_dpbusd_epi32(sum, codes[sub * runs + run], x);
-                    }
-                    if TERMS == 2 {
-                        let mut second = offset;
-                        for run in 0..runs {
-                            let x = _mm512_set1_epi32(*at.add((2 * t + 1) * runs + run));
-                            second = _mm512_dpbusd_epi32(second, codes[sub * runs + run], x);
+                let mut sums = [_mm512_setzero_si512(); W];
+                for term in 0..TERMS {
+                    unroll!(t < W, {
+                        if TERMS == 2 {
+                            sums[t] = _mm512_slli_epi32::<8>(sums[t]);
                         }
-                        sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sum), second);
+                        if term == TERMS - 1 {
+                            sums[t] = _mm512_add_epi32(sums[t], _mm512_set1_epi32(*meta.add(2 * W + t)));
+                        }
+                    });
+                    for run in 0..runs {
+                        let codes = _mm512_load_si512(group.codes[sub * runs + run].as_ptr().cast());
+                        unroll!(t < W, {
+                            let x = _mm512_set1_epi32(*at.add((TERMS * t + term) * runs + run));
+                            sums[t] = _mm512_dpbusd_epi32(sums[t], codes, x);
+                        });
                     }
+                }
+                unroll!(t < W, {
                     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*meta.add(t).cast::<f32>()));
-                    y[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), y[t]);
+                    y[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[t]), y[t]);
                     if MIN {
                         y[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(*meta.add(W + t).cast::<f32>()), y[t]);
                     }
