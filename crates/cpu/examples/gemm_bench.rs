@@ -190,17 +190,19 @@ fn measure(pool: &dyn Parallel, dtype: DType, compute: Compute, n: usize, k: usi
     };
     let one = best(pool, || (0..copies).for_each(|copy| go(1, copy)));
     let cached = best(pool, || go(1, 0));
+    let batch = best(pool, || (0..copies).for_each(|copy| go(16, copy)));
     let rows = [4, 16, 512].map(|rows| {
         let seconds = best(pool, || go(rows, 0));
         2.0 * (rows * n * k) as f64 / seconds / 1e9
     });
     format!(
-        "{:6.1} GB/s {:8.2} us/matrix (cached {:8.2} us); GOP/s: 4 rows {:5.0}, 16 rows {:5.0}, 512 rows {:5.0}",
+        "{:6.1} GB/s {:8.2} us/matrix (cached {:8.2} us); GOP/s: 4 rows {:5.0}, 16 rows {:5.0} (from memory {:5.0}), 512 rows {:5.0}",
         (copies * bytes) as f64 / one / 1e9,
         one / copies as f64 * 1e6,
         cached * 1e6,
         rows[0],
         rows[1],
+        2.0 * (16 * n * k * copies) as f64 / batch / 1e9,
         rows[2],
     )
 }

@@ -4,18 +4,17 @@
 //! weights hold for 16 inputs) it has, in 32-bit words:
 //!
 //! ```text
-//! codes   [width][terms][8 / subgroups]  4 int8 codes a word, the operand of one integer dot product
-//! scale   [width] f32   unit of the last term
-//! sum     [width] f32   sum of the values themselves, unrounded: what minima of weights multiply
+//! codes   [width][8 / subgroups]  4 int8 codes a word, the operand of one integer dot product
+//! scale   [width] f32   unit of the codes
+//! sum     [width] f32   sum of the values themselves, unrounded: what minima of weights multiply; 0 in a second term
 //! offset  [width] i32   -128 times the sum of codes: start of accumulation against weight codes stored plus 128
 //! ```
 //!
-//! A format with spikes decides by tile: two terms if any of its rows has a spike, else one, packed as if the format had one.
-//! Second terms of a row without spikes are zero, so that its results are those of one term whatever its company: units differ
-//! by a power of two, and so exactly.
-//!
-//! With two terms a value is `scale * (256 * first + second)`: the second holds the rounding error of the first. All
-//! arithmetic is IEEE in a fixed order, per row. A group with a NaN or an infinity gets scale NaN, so its row's results are
+//! A value in two terms is `scale * first + scale / 256 * second`: the second holds the rounding error of the first. Second terms
+//! are rows of tiles of their own, multiplied like any row, whose products are added to those of the first at the end. Where only
+//! groups with a spike have them, only those groups are multiplied: few, and mostly the same ones in all rows, since spikes
+//! sit in a few channels. A row that has none in a group which another row has is zero there, which changes none of its bits.
+//! All arithmetic is IEEE in a fixed order, per row. A group with a NaN or an infinity gets scale NaN, so its row's results are
 //! NaN.
 
 use qwen_hal_abi::ops::QHAL_SPIKE_SHARE;
@@ -34,40 +33,64 @@ pub(super) struct Format {
     pub(super) group: usize,
     /// Subgroups of 32 inputs: 1 or 2.
     pub(super) subs: usize,
-    /// int8 terms: 1 or 2.
-    pub(super) terms: usize,
-    /// Whether only rows with spikes have a second term.
-    pub(super) spikes: bool,
 }
 
 impl Format {
     /// Number of formats, for [`index`](Self::index).
-    pub(super) const COUNT: usize = 16;
+    pub(super) const COUNT: usize = 4;
 
     /// A dense number of the format.
     pub(super) const fn index(self) -> usize {
-        self.spikes as usize * 8 + (self.group / 16 - 1) * 4 + (self.subs - 1) * 2 + self.terms - 1
-    }
-
-    /// The format of a tile that has second terms or not.
-    pub(super) const fn of_tile(self, spiked: bool) -> Self {
-        if self.spikes && !spiked { Self { terms: 1, spikes: false, ..self } } else { Self { spikes: false, ..self } }
+        (self.group / 16 - 1) * 2 + self.subs - 1
     }
 
     /// Words of a group of 32 inputs of one row.
     pub(super) const fn group_words(self) -> usize {
-        RUNS * self.terms + 3 * self.subs
-    }
-
-    /// Words that a row takes together with what [`round_tile`] tells of its tile.
-    pub(super) const fn slot_words(self, k: usize) -> usize {
-        self.row_words(k) + self.spikes as usize
+        RUNS + 3 * self.subs
     }
 
     /// Words of one row of `k` inputs.
     pub(super) const fn row_words(self, k: usize) -> usize {
         k / GROUP * self.group_words()
     }
+}
+
+/// Which part of the values a tile holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Term {
+    First,
+    Second,
+}
+
+/// Which groups have a second term.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seconds {
+    None,
+    /// Those with a spike.
+    Spiked,
+    All,
+}
+
+/// Words of a set of groups of 32 inputs, a bit each.
+pub(super) const fn set_words(k: usize) -> usize {
+    k.div_ceil(32 * GROUP)
+}
+
+/// The groups of a set that lie in a range.
+pub(super) fn groups_in(set: &[u32], range: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
+    let mut next = range.start;
+    std::iter::from_fn(move || {
+        while next < range.end {
+            let rest = set.get(next / 32).map_or(0, |word| word >> (next % 32));
+            if rest == 0 {
+                next = (next / 32 + 1) * 32;
+                continue;
+            }
+            next += rest.trailing_zeros() as usize + 1;
+            return (next <= range.end).then_some(next - 1);
+        }
+        None
+    })
 }
 
 /// Rows of the tile that begins with `rows` rows left; rows beyond are zeros.
@@ -86,61 +109,92 @@ pub(super) const fn padded_rows(rows: usize) -> usize {
     rows / MAX_WIDTH * MAX_WIDTH + tile_width(rows % MAX_WIDTH)
 }
 
-/// Fills a tile of `width` rows, of which `rows` exist. Whether one of them has a spike, if the format asks.
-pub(super) fn round_tile(isa: Isa, format: Format, rows: &[&[f32]], width: usize, tile: &mut [u32]) -> bool {
+/// Fills a tile of `width` rows, of which `rows` exist, with one term of their values.
+pub(super) fn round_tile(isa: Isa, format: Format, term: Term, rows: &[&[f32]], width: usize, tile: &mut [u32]) {
     debug_assert!(rows.len() <= width && width <= MAX_WIDTH);
-    let mut spikes = [false; MAX_WIDTH];
-    if format.spikes {
-        for (spike, row) in spikes.iter_mut().zip(rows) {
-            *spike = dispatch(isa, Spike { row });
-        }
-    }
-    let spiked = spikes.contains(&true);
-    let asks = format.spikes;
-    let format = format.of_tile(spiked);
     if rows.len() < width {
         tile.fill(0);
     }
     for (slot, row) in rows.iter().enumerate() {
-        let second = !asks || spikes[slot];
         #[cfg(target_arch = "x86_64")]
         {
             if isa >= Isa::Avx512 {
                 // SAFETY: the instruction set was detected.
-                unsafe { super::avx512_round::round_row(format, second, row, slot, width, tile) };
+                unsafe { super::avx512_round::round_row(format, term, row, slot, width, tile) };
                 continue;
             }
             if isa == Isa::Avx2 {
                 // SAFETY: the instruction set was detected.
-                unsafe { super::avx2::round_row(format, second, row, slot, width, tile) };
+                unsafe { super::avx2::round_row(format, term, row, slot, width, tile) };
                 continue;
             }
         }
         let _ = isa;
-        round_row(format, second, row, slot, width, tile);
+        round_row(format, term, row, slot, width, tile);
     }
-    spiked
 }
 
-/// Whether one value has a large share of a row's energy. A row with a NaN has none.
-struct Spike<'a> {
+/// One row of a tile with the second terms of its groups with a spike: `row` has the values and that set. The rest of the groups
+/// in `union`, those that any row of the tile has a spike in, are zero, and all of them without a row; further ones are left.
+pub(super) fn round_spikes(
+    format: Format,
+    row: Option<(&[f32], &[u32])>,
+    union: &[u32],
+    slot: usize,
+    width: usize,
+    tile: &mut [u32],
+) {
+    let group_words = format.group_words() * width;
+    for group in groups_in(union, 0..tile.len() / group_words) {
+        let values = row.filter(|(_, set)| set[group / 32] >> (group % 32) & 1 == 1);
+        let values = values.map_or(&[0.0; GROUP], |(values, _)| &values.as_chunks().0[group]);
+        round_one_group(format, Term::Second, values, slot, width, &mut tile[group * group_words..][..group_words]);
+    }
+}
+
+/// Finds the groups with a value that has a large share of the row's energy. Whether there is one. A row with a NaN has none.
+pub(super) fn find_spikes(isa: Isa, row: &[f32], set: &mut [u32]) -> bool {
+    dispatch(isa, Spikes { row, set })
+}
+
+struct Spikes<'a> {
     row: &'a [f32],
+    set: &'a mut [u32],
 }
 
-impl Kernel for Spike<'_> {
+impl Kernel for Spikes<'_> {
     type Output = bool;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> bool {
         let (mut largest, mut sum) = (s.splat(0.0), s.splat(0.0));
-        for values in self.row.as_chunks::<LANES>().0 {
+        let vectors = self.row.as_chunks::<LANES>().0;
+        for values in vectors {
             // SAFETY: sixteen values.
             let x = unsafe { s.load(values.as_ptr()) };
             let square = s.mul(x, x);
             largest = s.max(largest, square);
             sum = s.add(sum, square);
         }
-        s.reduce_max(largest) > QHAL_SPIKE_SHARE * s.reduce_add(sum)
+        let limit = QHAL_SPIKE_SHARE * s.reduce_add(sum);
+        self.set.fill(0);
+        if s.reduce_max(largest) <= limit || limit.is_nan() {
+            return false;
+        }
+        let mut found = false;
+        for (group, values) in vectors.chunks_exact(GROUP / LANES).enumerate() {
+            let mut largest = s.splat(0.0);
+            for values in values {
+                // SAFETY: sixteen values.
+                let x = unsafe { s.load(values.as_ptr()) };
+                largest = s.max(largest, s.mul(x, x));
+            }
+            if s.reduce_max(largest) > limit {
+                self.set[group / 32] |= 1 << (group % 32);
+                found = true;
+            }
+        }
+        found
     }
 }
 
@@ -153,31 +207,33 @@ pub(super) const MAX_CODE: f32 = 127.0;
 /// Units of the second term in one of the first.
 pub(super) const SECOND: f32 = 256.0;
 
-/// The scalar twin; also compiled for AVX2, where it becomes vector code. Without `second` second terms are zero.
+/// The scalar twin; also compiled for AVX2, where it becomes vector code.
 #[inline(always)]
-pub(super) fn round_row(format: Format, second: bool, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
+pub(super) fn round_row(format: Format, term: Term, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
     let group_words = format.group_words() * width;
     for (values, words) in row.as_chunks::<GROUP>().0.iter().zip(tile.chunks_exact_mut(group_words)) {
-        let mut codes = [[0i8; GROUP]; 2];
-        let mut scales = [0.0; 2];
-        if format.group == GROUP {
-            let (first, rest) = codes.split_at_mut(1);
-            let scale = round_group(values, &mut first[0], &mut rest[0], format.terms, second);
-            scales = [scale, scale];
-        } else {
-            let (first, rest) = codes.split_at_mut(1);
-            let parts = values.chunks_exact(16).zip(first[0].chunks_exact_mut(16).zip(rest[0].chunks_exact_mut(16)));
-            for ((values, (first, rest)), scale) in parts.zip(&mut scales) {
-                *scale = round_group(values, first, rest, format.terms, second);
-            }
-        }
-        store_group(format, values, &codes, scales, slot, width, words);
+        round_one_group(format, term, values, slot, width, words);
     }
 }
 
-/// Codes of one scale's values; returns the unit of the last term.
 #[inline(always)]
-fn round_group(values: &[f32], first: &mut [i8], rest: &mut [i8], terms: usize, second: bool) -> f32 {
+fn round_one_group(format: Format, term: Term, values: &[f32; GROUP], slot: usize, width: usize, words: &mut [u32]) {
+    let mut codes = [0i8; GROUP];
+    let mut scales = [0.0; 2];
+    if format.group == GROUP {
+        scales = [round_group(values, &mut codes, term); 2];
+    } else {
+        let parts = values.chunks_exact(16).zip(codes.chunks_exact_mut(16));
+        for ((values, codes), scale) in parts.zip(&mut scales) {
+            *scale = round_group(values, codes, term);
+        }
+    }
+    store_group(format, term, values, &codes, scales, slot, width, words);
+}
+
+/// Codes of one scale's values; returns their unit.
+#[inline(always)]
+fn round_group(values: &[f32], codes: &mut [i8], term: Term) -> f32 {
     // As integers, magnitudes are ordered with infinities and NaN on top.
     let largest = values.iter().fold(0, |largest, value| (value.to_bits() & 0x7fff_ffff).max(largest));
     if largest >= f32::INFINITY.to_bits() {
@@ -188,46 +244,48 @@ fn round_group(values: &[f32], first: &mut [i8], rest: &mut [i8], terms: usize, 
         return 0.0;
     }
     let (scale, inverse) = (largest / MAX_CODE, MAX_CODE / largest);
-    for ((&value, first), code) in values.iter().zip(first).zip(rest) {
+    for (&value, code) in values.iter().zip(codes) {
         let exact = value * inverse;
         let rounded = (exact + ROUND) - ROUND;
-        *first = rounded as i8;
-        if terms == 2 && second {
-            let rest = ((exact - rounded) * SECOND + ROUND) - ROUND;
-            *code = (if rest < MAX_CODE { rest } else { MAX_CODE }).max(-MAX_CODE) as i8;
-        }
+        *code = match term {
+            Term::First => rounded as i8,
+            Term::Second => {
+                let rest = ((exact - rounded) * SECOND + ROUND) - ROUND;
+                (if rest < MAX_CODE { rest } else { MAX_CODE }).max(-MAX_CODE) as i8
+            }
+        };
     }
-    if terms == 2 { scale / SECOND } else { scale }
+    match term {
+        Term::First => scale,
+        Term::Second => scale / SECOND,
+    }
 }
 
 /// Writes a group of one row into a tile's words.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "what a group is made of, and its place")]
 fn store_group(
     format: Format,
+    term: Term,
     values: &[f32; GROUP],
-    codes: &[[i8; GROUP]; 2],
+    codes: &[i8; GROUP],
     scales: [f32; 2],
     slot: usize,
     width: usize,
     words: &mut [u32],
 ) {
-    let (terms, runs) = (format.terms, RUNS / format.subs);
-    for (sub, words) in words.chunks_exact_mut(width * (runs * terms + 3)).enumerate() {
+    let runs = RUNS / format.subs;
+    for (sub, words) in words.chunks_exact_mut(width * (runs + 3)).enumerate() {
         let inputs = sub * 4 * runs..(sub + 1) * 4 * runs;
-        let mut offset = 0;
-        for (term, codes) in codes.iter().take(terms).enumerate() {
-            let codes = &codes[inputs.clone()];
-            let to = &mut words[(slot * terms + term) * runs..][..runs];
-            for (word, run) in to.iter_mut().zip(codes.as_chunks::<4>().0) {
-                *word = u32::from_le_bytes(run.map(i8::cast_unsigned));
-            }
-            let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
-            offset = 256 * offset - 128 * sum;
+        let codes = &codes[inputs.clone()];
+        for (word, run) in words[slot * runs..][..runs].iter_mut().zip(codes.as_chunks::<4>().0) {
+            *word = u32::from_le_bytes(run.map(i8::cast_unsigned));
         }
-        let meta = &mut words[width * runs * terms..];
+        let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
+        let meta = &mut words[width * runs..];
         meta[slot] = scales[sub].to_bits();
-        meta[width + slot] = tree_sum(&values[inputs]).to_bits();
-        meta[2 * width + slot] = offset.cast_unsigned();
+        meta[width + slot] = if term == Term::First { tree_sum(&values[inputs]).to_bits() } else { 0 };
+        meta[2 * width + slot] = (-128 * sum).cast_unsigned();
     }
 }
 

@@ -1,15 +1,15 @@
 //! AMX: integer products of a tile of rows, for many tokens at a time.
 //!
-//! One instruction multiplies up to 16 rows of activations (tokens times terms, 32 int8 inputs each) with a group of a panel
+//! One instruction multiplies up to 16 rows of activations (32 int8 inputs each) with a group of a panel
 //! (8 runs of [16 outputs][4 inputs], as [`WideGroup`] holds them) and leaves the 16 x 16 integer sums in a tile register. Both
 //! operands are read where they lie. The sums go through some KiB of stack into vector registers, where scales are applied exactly
 //! as in the other variants: integer sums are exact in any order, so results are the same bits.
 //!
 //! Weight codes are signed here ([`super::avx512::unpack`] with the target 0): there is no offset to take away again.
 //!
-//! Per 16 tokens and group with one term: 16 cycles of the multiplier, 16 stores, 16 x 3 vector operations; with two terms 32,
-//! 32 and 16 x 5. Bound by the way of the sums through memory and by the vector operations, which overlap with the
-//! multiplier's because the next group's products are begun before a group's sums are used.
+//! Per 16 tokens and group: 16 cycles of the multiplier, 16 stores, 16 x 3 vector operations. Bound by the way of the sums
+//! through memory and by the vector operations, which overlap with the multiplier's because the next group's products are begun
+//! before a group's sums are used.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 
 use super::activations::Format;
 use super::avx512::{tile_of, unroll};
-use super::wide::{RUNS, WideGroup};
+use super::wide::{Ask, RUNS, WideGroup};
 
 /// Rows of a tile register.
 const TILE_ROWS: usize = 16;
@@ -39,7 +39,7 @@ impl Tiles {
         Self { shape: (0, 0) }
     }
 
-    /// Shapes registers 0 and 1 as sums, 2 and 3 as `rows` rows of activations, 4 and 5 as weights of `runs` runs.
+    /// Shapes register 0 as sums, 1 as `rows` rows of activations, 2 as weights of `runs` runs.
     ///
     /// # Safety
     /// The processor has AMX and the process may use it; `rows` is 1 to 16, `runs` 1 to 16.
@@ -49,11 +49,9 @@ impl Tiles {
         }
         let mut shapes = Shapes([0; 64]);
         shapes.0[0] = 1;
-        for (first, columns, rows) in [(0, 64, rows), (2, 4 * runs, rows), (4, 64, runs)] {
-            for register in first..first + 2 {
-                shapes.0[16 + 2 * register] = columns;
-                shapes.0[48 + register] = rows;
-            }
+        for (register, (columns, rows)) in [(64, rows), (4 * runs, rows), (64, runs)].into_iter().enumerate() {
+            shapes.0[16 + 2 * register] = columns;
+            shapes.0[48 + register] = rows;
         }
         // SAFETY: reads the 64 bytes of a valid configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly)) };
@@ -92,9 +90,9 @@ macro_rules! product {
 /// Buffers of sums: products are begun this many steps less one before their sums are used.
 const BUFFERS: usize = 2;
 
-/// Sums of a step: tokens times terms.
+/// Sums of a step.
 #[repr(C, align(64))]
-struct Sums([[i32; 16]; 2 * TILE_ROWS]);
+struct Sums([[i32; 16]; TILE_ROWS]);
 
 /// Adds a stretch of a panel times a tile; the AMX twin of [`super::scalar::tile`], for signed codes.
 ///
@@ -102,33 +100,27 @@ struct Sums([[i32; 16]; 2 * TILE_ROWS]);
 /// The processor has AVX-512 F, BW, VL, DQ and AMX int8, which the process may use. `words` holds `wide.len()` groups of a tile
 /// of `W` rows, `acc` W x 16.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const MIN: bool, const W: usize>(
+unsafe fn tile<const HALVES: usize, const SUBS: usize, const MIN: bool, const W: usize>(
     tiles: &mut Tiles,
     wide: &[WideGroup],
     words: &[u32],
+    ask: Ask,
     acc: &mut [f32],
 ) {
     let runs = RUNS / SUBS;
-    let sub_words = W * (runs * TERMS + 3);
+    let sub_words = W * (runs + 3);
     assert!(words.len() >= wide.len() * SUBS * sub_words && acc.len() >= W * 16);
-    let parts = (W * TERMS).div_ceil(TILE_ROWS);
-    let part_rows = W * TERMS / parts;
     let steps = wide.len() * SUBS;
     let acc = acc.as_mut_ptr();
     let words = words.as_ptr();
     let mut sums = [const { MaybeUninit::<Sums>::uninit() }; BUFFERS];
     // SAFETY: the assertion covers all that is read and written below; instructions by the caller's promise.
     unsafe {
-        tiles.shape(part_rows as u8, runs as u8);
+        tiles.shape(W as u8, runs as u8);
         let products = |step: usize, sums: *mut Sums| {
             let weights = wide.as_ptr().add(step / SUBS).cast::<u8>().add(step % SUBS * runs * 64);
             let x = words.add(step * sub_words).cast::<u8>();
-            let sums = sums.cast::<u8>();
-            product!("0", "2", "4", x, runs * 4, weights, sums);
-            if parts == 2 {
-                let (x, sums) = (x.add(part_rows * runs * 4), sums.add(part_rows * 64));
-                product!("1", "3", "5", x, runs * 4, weights, sums);
-            }
+            product!("0", "1", "2", x, runs * 4, weights, sums);
         };
         let mut y = [_mm512_setzero_ps(); W];
         for (t, y) in y.iter_mut().enumerate() {
@@ -139,6 +131,9 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const
             products(step, base.add(step));
         }
         for step in 0..steps {
+            if step % SUBS == 0 {
+                ask.group(step / SUBS);
+            }
             let ahead = step + BUFFERS - 1;
             if ahead < steps {
                 products(ahead, base.add(ahead % BUFFERS));
@@ -148,13 +143,9 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const
             let half = if HALVES == 2 { step % SUBS } else { 0 };
             let scale = _mm512_load_ps(group.scale[half].as_ptr());
             let min = _mm512_load_ps(group.min[half].as_ptr());
-            let meta = words.add(step * sub_words + W * runs * TERMS).cast::<f32>();
+            let meta = words.add(step * sub_words + W * runs).cast::<f32>();
             unroll!(t < W, {
-                let mut sum = _mm512_load_si512(sums.add(16 * TERMS * t).cast());
-                if TERMS == 2 {
-                    let second = _mm512_load_si512(sums.add(16 * (2 * t + 1)).cast());
-                    sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sum), second);
-                }
+                let sum = _mm512_load_si512(sums.add(16 * t).cast());
                 let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*meta.add(t)));
                 y[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), y[t]);
                 if MIN {
@@ -181,8 +172,9 @@ pub(super) unsafe fn multiply(
     width: usize,
     wide: &[WideGroup],
     words: &[u32],
+    ask: Ask,
     acc: &mut [f32],
 ) {
     // SAFETY: the caller's promise.
-    unsafe { tile_of!(tile, format, halves, has_min, width, (tiles, wide, words, acc)) }
+    unsafe { tile_of!(tile, format, halves, has_min, width, (tiles, wide, words, ask, acc)) }
 }

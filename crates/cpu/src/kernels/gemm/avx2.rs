@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use qwen_formats::DType;
 
-use super::activations::{self, Format};
+use super::activations::{self, Format, Term};
 use super::form::PANEL;
 use super::sources::{gemv_entry, unpack_entry};
 use super::vector::Vector;
@@ -19,8 +19,8 @@ use super::wide::{RUNS, WideGroup};
 /// # Safety
 /// The processor has AVX2, FMA, F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn round_row(format: Format, second: bool, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
-    activations::round_row(format, second, row, slot, width, tile);
+pub(super) unsafe fn round_row(format: Format, term: Term, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
+    activations::round_row(format, term, row, slot, width, tile);
 }
 
 /// Adds a stretch of a panel times a tile of `width` rows to `acc`.
@@ -39,18 +39,16 @@ pub(super) unsafe fn multiply(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        match (format.subs, format.terms) {
-            (1, 1) => tile::<1, 1>(halves, has_min, width, wide, words, acc),
-            (1, _) => tile::<1, 2>(halves, has_min, width, wide, words, acc),
-            (_, 1) => tile::<2, 1>(halves, has_min, width, wide, words, acc),
-            _ => tile::<2, 2>(halves, has_min, width, wide, words, acc),
+        match format.subs {
+            1 => tile::<1>(halves, has_min, width, wide, words, acc),
+            _ => tile::<2>(halves, has_min, width, wide, words, acc),
         }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<const SUBS: usize, const TERMS: usize>(
+unsafe fn tile<const SUBS: usize>(
     halves: usize,
     has_min: bool,
     width: usize,
@@ -59,7 +57,7 @@ unsafe fn tile<const SUBS: usize, const TERMS: usize>(
     acc: &mut [f32],
 ) {
     let runs = RUNS / SUBS;
-    let sub_words = width * (runs * TERMS + 3);
+    let sub_words = width * (runs + 3);
     assert!(words.len() >= wide.len() * SUBS * sub_words && acc.len() >= width * PANEL);
     let acc = acc.as_mut_ptr();
     let top = _mm256_set1_epi8(-128);
@@ -80,17 +78,14 @@ unsafe fn tile<const SUBS: usize, const TERMS: usize>(
                         codes[run] = _mm256_xor_si256(stored, top);
                         magnitudes[run] = _mm256_abs_epi8(codes[run]);
                     }
-                    let meta = at.add(width * runs * TERMS);
+                    let meta = at.add(width * runs);
                     for t in 0..width {
                         let mut sum = _mm256_setzero_si256();
-                        for term in 0..TERMS {
-                            sum = _mm256_slli_epi32::<8>(sum);
-                            for run in 0..runs {
-                                let x = _mm256_set1_epi32(*at.add((t * TERMS + term) * runs + run));
-                                let x = _mm256_sign_epi8(x, codes[run]);
-                                let pairs = _mm256_maddubs_epi16(magnitudes[run], x);
-                                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-                            }
+                        for run in 0..runs {
+                            let x = _mm256_set1_epi32(*at.add(t * runs + run));
+                            let x = _mm256_sign_epi8(x, codes[run]);
+                            let pairs = _mm256_maddubs_epi16(magnitudes[run], x);
+                            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
                         }
                         let y = acc.add(t * PANEL + rows);
                         let scale = _mm256_mul_ps(scale, _mm256_set1_ps(*meta.add(t).cast::<f32>()));
@@ -203,10 +198,6 @@ impl Vector for Rows8 {
         vector!(_mm256_set1_ps(x))
     }
     #[inline(always)]
-    unsafe fn load_float(p: *const f32) -> __m256 {
-        vector!(_mm256_loadu_ps(p))
-    }
-    #[inline(always)]
     unsafe fn store_float(x: __m256, p: *mut f32) {
         vector!(_mm256_storeu_ps(p, x));
     }
@@ -217,6 +208,10 @@ impl Vector for Rows8 {
     #[inline(always)]
     unsafe fn mul(a: __m256, b: __m256) -> __m256 {
         vector!(_mm256_mul_ps(a, b))
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        vector!(_mm256_add_ps(a, b))
     }
     #[inline(always)]
     unsafe fn sub(a: __m256, b: __m256) -> __m256 {

@@ -4,7 +4,8 @@
 //! from memory, the second. Codes are stored with an offset; the accumulator starts at minus the offset times the sum of
 //! the activations' codes, so the integer sum is exact.
 //!
-//! Register plan of [`tile`], 16 tokens: 16 float accumulators, 8 weight vectors, scale and minimum, the rest for integer sums.
+//! [`tile`] takes a run of weights at a time for all tokens, so that the dot products that follow each other are independent: one
+//! token after the other each waits for its own last. With 16 tokens the 16 float accumulators leave the registers once a group.
 //! Per token and group 8 dot products, 1 conversion, 1 product, 1 or 2 fused multiply-adds: bound by the two multiply pipes
 //! (10 or 11 of 512 bits per 512 products). One token ([`gemv`], straight from the packed form): bound by reading weights.
 
@@ -15,7 +16,7 @@ use qwen_formats::DType;
 use super::activations::Format;
 use super::sources::{gemv_entry, unpack_entry};
 use super::vector::Vector;
-use super::wide::{RUNS, WideGroup};
+use super::wide::{Ask, RUNS, WideGroup};
 
 /// The body for each row of a tile. A loop of sixteen would not be unrolled, and its accumulators would live in memory.
 macro_rules! unroll {
@@ -34,30 +35,27 @@ pub(super) use unroll;
 /// Calls a `tile` with the format, halves, minima and width as constants, turned so one at a time; the rest are its arguments.
 macro_rules! tile_of {
     ($tile:ident, $format:expr, $halves:expr, $has_min:expr, $width:expr, $arguments:tt) => {
-        match ($halves, $format.subs, $format.terms) {
-            (1, 1, 1) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 1, 1),
-            (1, 1, _) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 1, 2),
-            (1, _, 1) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 2, 1),
-            (1, _, _) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 2, 2),
-            (_, _, 1) => tile_of!(@ $tile, $has_min, $width, $arguments, 2, 2, 1),
-            _ => tile_of!(@ $tile, $has_min, $width, $arguments, 2, 2, 2),
+        match ($halves, $format.subs) {
+            (1, 1) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 1),
+            (1, _) => tile_of!(@ $tile, $has_min, $width, $arguments, 1, 2),
+            _ => tile_of!(@ $tile, $has_min, $width, $arguments, 2, 2),
         }
     };
-    (@ $tile:ident, $has_min:expr, $width:expr, $arguments:tt, $h:literal, $s:literal, $t:literal) => {
+    (@ $tile:ident, $has_min:expr, $width:expr, $arguments:tt, $h:literal, $s:literal) => {
         if $has_min {
-            tile_of!(@@ $tile, $width, $arguments, $h, $s, $t, true)
+            tile_of!(@@ $tile, $width, $arguments, $h, $s, true)
         } else {
-            tile_of!(@@ $tile, $width, $arguments, $h, $s, $t, false)
+            tile_of!(@@ $tile, $width, $arguments, $h, $s, false)
         }
     };
-    (@@ $tile:ident, $width:expr, $arguments:tt, $h:literal, $s:literal, $t:literal, $m:literal) => {
+    (@@ $tile:ident, $width:expr, $arguments:tt, $h:literal, $s:literal, $m:literal) => {
         match $width {
-            1 => $tile::<$h, $s, $t, $m, 1> $arguments,
-            2 => $tile::<$h, $s, $t, $m, 2> $arguments,
-            4 => $tile::<$h, $s, $t, $m, 4> $arguments,
-            8 => $tile::<$h, $s, $t, $m, 8> $arguments,
-            12 => $tile::<$h, $s, $t, $m, 12> $arguments,
-            _ => $tile::<$h, $s, $t, $m, 16> $arguments,
+            1 => $tile::<$h, $s, $m, 1> $arguments,
+            2 => $tile::<$h, $s, $m, 2> $arguments,
+            4 => $tile::<$h, $s, $m, 4> $arguments,
+            8 => $tile::<$h, $s, $m, 8> $arguments,
+            12 => $tile::<$h, $s, $m, 12> $arguments,
+            _ => $tile::<$h, $s, $m, 16> $arguments,
         }
     };
 }
@@ -68,13 +66,14 @@ pub(super) use tile_of;
 /// # Safety
 /// The processor has AVX-512 F, BW, VL, DQ, VNNI. `words` holds `wide.len()` groups of a tile of `W` rows, `acc` W x 16.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const MIN: bool, const W: usize>(
+unsafe fn tile<const HALVES: usize, const SUBS: usize, const MIN: bool, const W: usize>(
     wide: &[WideGroup],
     words: &[u32],
+    ask: Ask,
     acc: &mut [f32],
 ) {
     let runs = RUNS / SUBS;
-    let sub_words = W * (runs * TERMS + 3);
+    let sub_words = W * (runs + 3);
     assert!(words.len() >= wide.len() * SUBS * sub_words && acc.len() >= W * 16);
     let acc = acc.as_mut_ptr();
     let mut at = words.as_ptr().cast::<i32>();
@@ -84,29 +83,22 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const TERMS: usize, const
         for (t, y) in y.iter_mut().enumerate() {
             *y = _mm512_loadu_ps(acc.add(16 * t));
         }
-        for group in wide {
+        for (i, group) in wide.iter().enumerate() {
+            ask.group(i);
             for sub in 0..SUBS {
                 let half = if HALVES == 2 { sub } else { 0 };
                 let scale = _mm512_load_ps(group.scale[half].as_ptr());
                 let min = _mm512_load_ps(group.min[half].as_ptr());
-                let meta = at.add(W * runs * TERMS);
+                let meta = at.add(W * runs);
                 let mut sums = [_mm512_setzero_si512(); W];
-                for term in 0..TERMS {
+                unroll!(t < W, {
+                    sums[t] = _mm512_set1_epi32(*meta.add(2 * W + t));
+                });
+                for run in 0..runs {
+                    let codes = _mm512_load_si512(group.codes[sub * runs + run].as_ptr().cast());
                     unroll!(t < W, {
-                        if TERMS == 2 {
-                            sums[t] = _mm512_slli_epi32::<8>(sums[t]);
-                        }
-                        if term == TERMS - 1 {
-                            sums[t] = _mm512_add_epi32(sums[t], _mm512_set1_epi32(*meta.add(2 * W + t)));
-                        }
+                        sums[t] = _mm512_dpbusd_epi32(sums[t], codes, _mm512_set1_epi32(*at.add(t * runs + run)));
                     });
-                    for run in 0..runs {
-                        let codes = _mm512_load_si512(group.codes[sub * runs + run].as_ptr().cast());
-                        unroll!(t < W, {
-                            let x = _mm512_set1_epi32(*at.add((TERMS * t + term) * runs + run));
-                            sums[t] = _mm512_dpbusd_epi32(sums[t], codes, x);
-                        });
-                    }
                 }
                 unroll!(t < W, {
                     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*meta.add(t).cast::<f32>()));
@@ -135,10 +127,11 @@ pub(super) unsafe fn multiply(
     width: usize,
     wide: &[WideGroup],
     words: &[u32],
+    ask: Ask,
     acc: &mut [f32],
 ) {
     // SAFETY: the caller's promise.
-    unsafe { tile_of!(tile, format, halves, has_min, width, (wide, words, acc)) }
+    unsafe { tile_of!(tile, format, halves, has_min, width, (wide, words, ask, acc)) }
 }
 
 /// Sixteen rows.
@@ -237,10 +230,6 @@ impl Vector for Rows16 {
         vector!(_mm512_set1_ps(x))
     }
     #[inline(always)]
-    unsafe fn load_float(p: *const f32) -> __m512 {
-        vector!(_mm512_loadu_ps(p))
-    }
-    #[inline(always)]
     unsafe fn store_float(x: __m512, p: *mut f32) {
         vector!(_mm512_storeu_ps(p, x));
     }
@@ -251,6 +240,10 @@ impl Vector for Rows16 {
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         vector!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        vector!(_mm512_add_ps(a, b))
     }
     #[inline(always)]
     unsafe fn sub(a: __m512, b: __m512) -> __m512 {

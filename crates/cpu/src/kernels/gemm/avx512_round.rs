@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::activations::{Format, MAX_CODE, ROUND, SECOND, TINY};
+use super::activations::{Format, MAX_CODE, ROUND, SECOND, TINY, Term};
 use super::wide::{GROUP, RUNS};
 
 /// Vectors of a batch.
@@ -74,18 +74,18 @@ fn swapped(x: __m512) -> __m512 {
 /// # Safety
 /// The processor has AVX-512 F, BW, VL, DQ.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn round_row(format: Format, second: bool, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
-    let batch = match (format.subs, format.terms) {
-        (1, 1) => round_batch::<1, 1>,
-        (1, _) => round_batch::<1, 2>,
-        (_, 1) => round_batch::<2, 1>,
-        _ => round_batch::<2, 2>,
+pub(super) unsafe fn round_row(format: Format, term: Term, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
+    let batch = match (format.subs, term) {
+        (1, Term::First) => round_batch::<1, false>,
+        (1, Term::Second) => round_batch::<1, true>,
+        (_, Term::First) => round_batch::<2, false>,
+        (_, Term::Second) => round_batch::<2, true>,
     };
     let (batches, rest) = row.as_chunks::<{ BATCH * 16 }>();
     let words = &mut tile.chunks_mut(BATCH * 16 / GROUP * format.group_words() * width);
     for (values, words) in batches.iter().zip(&mut *words) {
         // SAFETY: the instructions are enabled here.
-        unsafe { batch(format.group == GROUP, second, values, words, slot, width) };
+        unsafe { batch(format.group == GROUP, values, words, slot, width) };
     }
     if let Some(words) = words.next() {
         let mut values = [0.0; BATCH * 16];
@@ -93,7 +93,7 @@ pub(super) unsafe fn round_row(format: Format, second: bool, row: &[f32], slot: 
             *to = *value;
         }
         // SAFETY: as above.
-        unsafe { batch(format.group == GROUP, second, &values, words, slot, width) };
+        unsafe { batch(format.group == GROUP, &values, words, slot, width) };
     }
 }
 
@@ -110,56 +110,47 @@ macro_rules! unroll {
     };
 }
 
-/// Rounds 256 values, of which there are as many as `words` has groups for; `wide` if 32 share a scale; without `second`
-/// second terms are zero.
+/// Rounds 256 values, of which there are as many as `words` has groups for; `wide` if 32 share a scale.
 ///
 /// # Safety
 /// The processor has AVX-512 F, BW, VL, DQ.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn round_batch<const SUBS: usize, const TERMS: usize>(
+unsafe fn round_batch<const SUBS: usize, const SECOND_TERM: bool>(
     wide: bool,
-    second: bool,
     values: &[f32; BATCH * 16],
     words: &mut [u32],
     slot: usize,
     width: usize,
 ) {
     let runs = RUNS / SUBS;
-    let sub_words = width * (runs * TERMS + 3);
+    let sub_words = width * (runs + 3);
     let group_words = SUBS * sub_words;
     let groups = words.len() / group_words;
-    let units = Units::of::<SUBS, TERMS>(wide, values);
-    let mut sums = [[_mm512_setzero_ps(); BATCH]; TERMS];
+    let units = Units::of::<SUBS, SECOND_TERM>(wide, values);
+    let mut sums = [_mm512_setzero_ps(); BATCH];
     let (round, limit) = (_mm512_set1_ps(ROUND), _mm512_set1_epi32(MAX_CODE as i32));
     unroll!(I, {
         let used = 0u16.wrapping_sub(units.used >> I & 1);
         // SAFETY: sixteen of the values.
         let x = unsafe { _mm512_loadu_ps(values.as_ptr().add(16 * I)) };
         let exact = _mm512_mul_ps(x, _mm512_set1_ps(units.inverse[I]));
-        let mut codes = [_mm512_maskz_cvtps_epi32(used, exact); TERMS];
-        if TERMS == 2 {
+        let codes = if SECOND_TERM {
             let rounded = _mm512_sub_ps(_mm512_add_ps(exact, round), round);
             let rest = _mm512_mul_ps(_mm512_sub_ps(exact, rounded), _mm512_set1_ps(SECOND));
-            let used = if second { used } else { 0 };
             let second = _mm512_min_epi32(_mm512_maskz_cvtps_epi32(used, rest), limit);
-            codes[TERMS - 1] = _mm512_max_epi32(second, _mm512_set1_epi32(-(MAX_CODE as i32)));
+            _mm512_max_epi32(second, _mm512_set1_epi32(-(MAX_CODE as i32)))
+        } else {
+            _mm512_maskz_cvtps_epi32(used, exact)
+        };
+        let inner = if SUBS == 1 { 8 * slot + 4 * (I % 2) } else { I % 2 * sub_words + 4 * slot };
+        if I / 2 < groups {
+            let to = &mut words[I / 2 * group_words + inner..][..4];
+            // SAFETY: four words.
+            unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtsepi32_epi8(codes)) };
         }
-        for term in 0..TERMS {
-            let at = slot * TERMS + term;
-            let inner = if SUBS == 1 { 8 * at + 4 * (I % 2) } else { I % 2 * sub_words + 4 * at };
-            if I / 2 < groups {
-                let to = &mut words[I / 2 * group_words + inner..][..4];
-                // SAFETY: four words.
-                unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtsepi32_epi8(codes[term])) };
-            }
-            sums[term][PLACE[I]] = _mm512_castsi512_ps(codes[term]);
-        }
+        sums[PLACE[I]] = _mm512_castsi512_ps(codes);
     });
-    let mut total = reduce!(add_int, sums[0]);
-    if TERMS == 2 {
-        let first = _mm512_castsi512_ps(_mm512_slli_epi32::<8>(_mm512_castps_si512(total)));
-        total = add_int(first, reduce!(add_int, sums[TERMS - 1]));
-    }
+    let mut total = reduce!(add_int, sums);
     if SUBS == 1 {
         total = add_int(total, swapped(total));
     }
@@ -167,7 +158,7 @@ unsafe fn round_batch<const SUBS: usize, const TERMS: usize>(
     let offset = lanes(_mm512_castsi512_ps(offset));
     for (i, words) in words.chunks_exact_mut(sub_words).enumerate().take(BATCH / 2 * SUBS) {
         let lane = 2 / SUBS * i;
-        let meta = &mut words[width * runs * TERMS..];
+        let meta = &mut words[width * runs..];
         meta[slot] = units.scale[lane].to_bits();
         meta[width + slot] = units.sum[lane].to_bits();
         meta[2 * width + slot] = offset[lane].to_bits();
@@ -176,7 +167,7 @@ unsafe fn round_batch<const SUBS: usize, const TERMS: usize>(
 
 /// What sixteen runs of 16 values are divided by, and their sums.
 struct Units {
-    /// Unit of the last term.
+    /// Unit of the codes.
     scale: [f32; BATCH],
     inverse: [f32; BATCH],
     sum: [f32; BATCH],
@@ -187,7 +178,7 @@ struct Units {
 impl Units {
     #[inline]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
-    fn of<const SUBS: usize, const TERMS: usize>(wide: bool, values: &[f32; BATCH * 16]) -> Self {
+    fn of<const SUBS: usize, const SECOND_TERM: bool>(wide: bool, values: &[f32; BATCH * 16]) -> Self {
         let absolute = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fff_ffff));
         let mut x = [_mm512_setzero_ps(); BATCH];
         let mut magnitudes = x;
@@ -198,7 +189,7 @@ impl Units {
             magnitudes[PLACE[I]] = _mm512_and_ps(values, absolute);
         });
         let mut largest = reduce!(max_int, magnitudes);
-        let mut sum = reduce!(_mm512_add_ps, x);
+        let mut sum = if SECOND_TERM { _mm512_setzero_ps() } else { reduce!(_mm512_add_ps, x) };
         if wide {
             largest = max_int(largest, swapped(largest));
         }
@@ -211,7 +202,7 @@ impl Units {
         let used = !(bad | small);
         let limit = _mm512_set1_ps(MAX_CODE);
         let mut scale = _mm512_maskz_div_ps(used, largest, limit);
-        if TERMS == 2 {
+        if SECOND_TERM {
             scale = _mm512_div_ps(scale, _mm512_set1_ps(SECOND));
         }
         scale = _mm512_mask_mov_ps(scale, bad, _mm512_set1_ps(f32::NAN));

@@ -3,11 +3,13 @@
 //! Rows of an expert (or all rows) are cut into blocks whose activations fit the second-level cache; an item of work is a block
 //! times some consecutive panels. Items of a block are consecutive, so each thread reads its weights as one stream.
 
-use super::activations::{Format, MAX_WIDTH, round_tile, tile_width};
+use super::activations::{
+    Format, MAX_WIDTH, Seconds, Term, find_spikes, round_spikes, round_tile, set_words, tile_width,
+};
 use super::epilogue::{self, Store};
-use super::experts::{Block, active, block, max_slots, num_blocks};
+use super::experts::{Block, active, blocks, max_slots, num_blocks};
 use super::form::PANEL;
-use super::panel::{CHUNK, Job, Mode, Worker};
+use super::panel::{CHUNK, Job, Mode, Spiked, Terms, Worker};
 use super::shares::Shares;
 use super::way::Way;
 use super::wide::WideGroup;
@@ -26,12 +28,22 @@ const SERIAL_ROUNDING: usize = 16 << 10;
 /// Items per thread, so that a thread that is held up leaves little to wait for.
 const ITEMS_PER_THREAD: usize = 8;
 
+/// What is wanted of a format.
+#[derive(Clone, Copy)]
+struct Rounding {
+    format: Format,
+    /// Second terms of groups with a spike.
+    spiked: bool,
+    /// Second terms of all rows.
+    all: bool,
+}
+
 /// Sizes of scratch.
 pub(super) struct Scratch {
     k: usize,
     threads: usize,
     slots: usize,
-    formats: [Option<Format>; Format::COUNT],
+    formats: [Option<Rounding>; Format::COUNT],
     /// Rows of a block.
     pub(super) block: usize,
     wide_groups: usize,
@@ -51,8 +63,10 @@ impl Scratch {
         for (layout, compute) in segments {
             k = layout.k();
             match Mode::of(&layout, compute) {
-                Mode::Rounded(_, format) => {
-                    formats[format.index()] = Some(format);
+                Mode::Rounded(_, format, seconds) => {
+                    let wanted = formats[format.index()].get_or_insert(Rounding { format, spiked: false, all: false });
+                    wanted.spiked |= seconds == Seconds::Spiked;
+                    wanted.all |= seconds == Seconds::All;
                     wide_groups = CHUNK;
                     row_bytes = row_bytes.max(4 * format.row_words(k));
                 }
@@ -67,22 +81,32 @@ impl Scratch {
         Self { k, threads: threads.max(1), slots: max_slots(rows, experts), formats, block, wide_groups, values }
     }
 
-    /// Words of all rows in a format: tiles, then a word a row for what [`round_tile`] tells of a tile.
+    /// Words of all rows in a format.
     const fn words(&self, format: Format) -> usize {
-        self.slots * format.slot_words(self.k)
+        self.slots * format.row_words(self.k)
     }
 
-    /// Accumulators of a panel.
-    const fn acc(&self) -> usize {
-        self.block * PANEL
+    fn has_spiked(&self) -> bool {
+        self.formats.iter().flatten().any(|wanted| wanted.spiked)
+    }
+
+    /// Accumulators of a panel: for first terms and, if there are any, for second ones.
+    fn acc(&self) -> usize {
+        let seconds = self.formats.iter().flatten().any(|wanted| wanted.spiked || wanted.all);
+        (1 + usize::from(seconds)) * self.block * PANEL
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let words: usize = self.formats.iter().flatten().map(|f| piece_bytes::<u32>(self.words(*f))).sum();
+        let words = self.formats.iter().flatten().map(|wanted| {
+            let pieces = 1 + usize::from(wanted.spiked) + usize::from(wanted.all);
+            pieces * piece_bytes::<u32>(self.words(wanted.format))
+        });
+        let sets = self.slots.saturating_mul(set_words(self.k));
+        let spikes = if self.has_spiked() { piece_bytes::<u32>(self.slots) + 2 * piece_bytes::<u32>(sets) } else { 0 };
         let worker = 2 * piece_bytes::<f32>(self.acc())
             + piece_bytes::<WideGroup>(self.wide_groups)
             + piece_bytes::<f32>(self.values);
-        ALIGN + words + self.threads * worker
+        ALIGN + words.sum::<usize>() + spikes + self.threads * worker
     }
 }
 
@@ -96,8 +120,65 @@ pub(super) struct Problem<'a> {
     pub(super) epilogue: Epilogue<'a>,
 }
 
-/// Rounded activations, by format.
-type Words<'a> = [&'a [u32]; Format::COUNT];
+/// Rounded activations: tiles by format.
+#[derive(Default)]
+struct Words<'a> {
+    first: [&'a [u32]; Format::COUNT],
+    /// Second terms of all rows and groups.
+    all: [&'a [u32]; Format::COUNT],
+    /// Second terms of rows with a spike, from each block's first slot on.
+    spiked: [&'a [u32]; Format::COUNT],
+    spikes: Spikes<'a>,
+}
+
+/// Where spikes are.
+#[derive(Clone, Copy, Default)]
+struct Spikes<'a> {
+    /// Rows with a spike, counted within their block, from each block's first slot on; the end is marked if it isn't the block's.
+    rows: &'a [u32],
+    /// The groups of each slot, [`set_words`] each.
+    sets: &'a [u32],
+    /// The groups of any row of a block, at its first slot.
+    unions: &'a [u32],
+}
+
+/// Behind the last of a block's rows with a spike.
+const END: u32 = u32::MAX;
+
+impl<'a> Spikes<'a> {
+    fn of_block(self, block: Block, k: usize) -> Spiked<'a> {
+        let rows = &self.rows[block.first_slot..][..block.rows];
+        let rows = &rows[..rows.iter().position(|&row| row == END).unwrap_or(rows.len())];
+        Spiked { rows, groups: &self.unions[block.first_slot * set_words(k)..][..set_words(k)] }
+    }
+}
+
+impl<'a> Words<'a> {
+    /// First and second terms of a block's rows, and where the second are if not everywhere.
+    fn terms(&self, format: Format, seconds: Seconds, k: usize, block: Block) -> ([Terms<'a>; 2], Option<Spiked<'a>>) {
+        let first_word = block.first_slot * format.row_words(k);
+        let tiles = |words: &'a [u32], count: usize| Terms { words: &words[first_word..], count };
+        let index = format.index();
+        let first = tiles(self.first[index], block.rows);
+        match seconds {
+            Seconds::None => ([first, Terms::default()], None),
+            Seconds::All => ([first, tiles(self.all[index], block.rows)], None),
+            Seconds::Spiked => {
+                let spiked = self.spikes.of_block(block, k);
+                ([first, tiles(self.spiked[index], spiked.rows.len())], Some(spiked))
+            }
+        }
+    }
+}
+
+/// Rows that are rounded together.
+#[derive(Clone, Copy)]
+struct RowTile {
+    slot: usize,
+    first_row: usize,
+    count: usize,
+    width: usize,
+}
 
 impl<'a> Problem<'a> {
     pub(super) fn run(&self, parallel: &dyn Parallel, workspace: &mut [u8]) -> Result<(), KernelError> {
@@ -117,11 +198,22 @@ impl<'a> Problem<'a> {
             return None;
         }
         let mut cutter = Cutter::new(workspace);
-        let mut words: Words<'_> = [&[]; Format::COUNT];
-        for format in scratch.formats.iter().flatten() {
-            let piece = cutter.take(scratch.words(*format))?;
-            self.round(parallel, *format, scratch.slots, piece);
-            words[format.index()] = piece;
+        let mut words = Words::default();
+        if scratch.has_spiked() {
+            let sets = scratch.slots * set_words(self.x.cols);
+            let (rows, sets, unions) = (cutter.take(scratch.slots)?, cutter.take(sets)?, cutter.take(sets)?);
+            words.spikes = self.find_spikes(parallel, scratch.block, rows, sets, unions);
+        }
+        for &Rounding { format, spiked, all } in scratch.formats.iter().flatten() {
+            let (count, index) = (scratch.words(format), format.index());
+            words.first[index] = self.round(parallel, format, Term::First, cutter.take(count)?);
+            if all {
+                words.all[index] = self.round(parallel, format, Term::Second, cutter.take(count)?);
+            }
+            if spiked {
+                words.spiked[index] =
+                    self.round_spikes(parallel, format, scratch.block, words.spikes, cutter.take(count)?);
+            }
         }
         let threads = scratch.threads;
         let acc0 = SharedMut::new(cutter.take(threads * scratch.acc())?);
@@ -213,38 +305,116 @@ impl<'a> Problem<'a> {
         self.groups.rows.map_or(row, |rows| rows[row] as usize)
     }
 
-    /// Fills the words of a format, tiles shared out over threads.
-    fn round(&self, parallel: &dyn Parallel, format: Format, slots: usize, words: &mut [u32]) {
-        let row_words = format.row_words(self.x.cols);
-        let tiles = num_blocks(&self.groups, MAX_WIDTH);
+    /// Tiles of all rows.
+    fn tiles(&self) -> impl Iterator<Item = RowTile> + Clone + Sync + use<'a> {
+        active(&self.groups).flat_map(|expert| {
+            (0..expert.rows).step_by(MAX_WIDTH).map(move |first| RowTile {
+                slot: expert.first_slot + first,
+                first_row: expert.first_row + first,
+                count: MAX_WIDTH.min(expert.rows - first),
+                width: tile_width(expert.rows - first),
+            })
+        })
+    }
+
+    /// Does something with each of some tiles, shared out over threads.
+    fn each<T>(
+        &self,
+        parallel: &dyn Parallel,
+        tiles: impl Iterator<Item = T> + Clone + Sync,
+        work: &(dyn Fn(T) + Sync),
+    ) {
+        let count = tiles.clone().count();
         let threads =
-            if tiles * self.x.cols * MAX_WIDTH <= SERIAL_ROUNDING || tiles == 1 { 1 } else { parallel.threads() };
-        let words = SharedMut::new(words);
-        let body = |thread: usize| {
-            let mut index = 0;
-            for expert in active(&self.groups) {
-                for first in (0..expert.rows).step_by(MAX_WIDTH) {
-                    if index % threads == thread {
-                        let count = MAX_WIDTH.min(expert.rows - first);
-                        let width = tile_width(expert.rows - first);
-                        let mut rows = [&[][..]; MAX_WIDTH];
-                        for (i, row) in rows.iter_mut().enumerate().take(count) {
-                            *row = self.x.row(self.source_row(expert.first_row + first + i));
-                        }
-                        // SAFETY: each tile is one task's.
-                        let tile = unsafe { words.range((expert.first_slot + first) * row_words, width * row_words) };
-                        let spiked = round_tile(self.way.isa, format, &rows[..count], width, tile);
-                        if format.spikes {
-                            let at = slots * row_words + expert.first_slot + first;
-                            // SAFETY: behind all tiles, and the tile's own.
-                            unsafe { words.range(at, 1) }.fill(spiked.into());
-                        }
-                    }
-                    index += 1;
+            if count * self.x.cols * MAX_WIDTH <= SERIAL_ROUNDING || count <= 1 { 1 } else { parallel.threads() };
+        let body = |thread: usize| tiles.clone().skip(thread).step_by(threads).for_each(work);
+        if threads == 1 { Serial.run(1, &body) } else { parallel.run(threads, &body) }
+    }
+
+    /// Lists the rows and groups of each block that have a spike.
+    fn find_spikes<'w>(
+        &self,
+        parallel: &dyn Parallel,
+        block_rows: usize,
+        rows: &'w mut [u32],
+        sets: &'w mut [u32],
+        unions: &'w mut [u32],
+    ) -> Spikes<'w> {
+        let width = set_words(self.x.cols);
+        let (flags, all_sets) = (SharedMut::new(rows), SharedMut::new(sets));
+        self.each(parallel, self.tiles(), &|tile| {
+            // SAFETY: each tile is one task's, here and below.
+            let flags = unsafe { flags.range(tile.slot, tile.count) };
+            let sets = unsafe { all_sets.range(tile.slot * width, tile.count * width) };
+            for (i, (flag, set)) in flags.iter_mut().zip(sets.chunks_exact_mut(width)).enumerate() {
+                *flag = find_spikes(self.way.isa, self.x.row(self.source_row(tile.first_row + i)), set).into();
+            }
+        });
+        for block in blocks(&self.groups, block_rows) {
+            let union = &mut unions[block.first_slot * width..][..width];
+            union.fill(0);
+            let rows = &mut rows[block.first_slot..][..block.rows];
+            let mut count = 0;
+            for row in 0..rows.len() {
+                if rows[row] != 0 {
+                    let set = &sets[(block.first_slot + row) * width..][..width];
+                    union.iter_mut().zip(set).for_each(|(all, set)| *all |= set);
+                    rows[count] = row as u32;
+                    count += 1;
                 }
             }
-        };
-        if threads == 1 { Serial.run(1, &body) } else { parallel.run(threads, &body) }
+            if let Some(end) = rows.get_mut(count) {
+                *end = END;
+            }
+        }
+        Spikes { rows, sets, unions }
+    }
+
+    /// Fills the tiles of a format with one term of all rows; gives the words back.
+    fn round<'w>(&self, parallel: &dyn Parallel, format: Format, term: Term, words: &'w mut [u32]) -> &'w [u32] {
+        let row_words = format.row_words(self.x.cols);
+        let shared = SharedMut::new(words);
+        self.each(parallel, self.tiles(), &|tile| {
+            let mut rows = [&[][..]; MAX_WIDTH];
+            for (i, row) in rows.iter_mut().enumerate().take(tile.count) {
+                *row = self.x.row(self.source_row(tile.first_row + i));
+            }
+            // SAFETY: each tile is one task's.
+            let words = unsafe { shared.range(tile.slot * row_words, tile.width * row_words) };
+            round_tile(self.way.isa, format, term, &rows[..tile.count], tile.width, words);
+        });
+        words
+    }
+
+    /// Fills tiles with the second terms of rows with a spike, in the groups that any row of the block has one in.
+    fn round_spikes<'w>(
+        &self,
+        parallel: &dyn Parallel,
+        format: Format,
+        block_rows: usize,
+        spikes: Spikes<'_>,
+        words: &'w mut [u32],
+    ) -> &'w [u32] {
+        let (k, row_words) = (self.x.cols, format.row_words(self.x.cols));
+        let tiles = blocks(&self.groups, block_rows).flat_map(|block| {
+            let count = spikes.of_block(block, k).rows.len();
+            (0..count).step_by(MAX_WIDTH).map(move |first| (block, first, tile_width(count - first)))
+        });
+        let shared = SharedMut::new(words);
+        self.each(parallel, tiles, &|(block, first, width)| {
+            let Spiked { rows, groups } = spikes.of_block(block, k);
+            let rows = &rows[first..];
+            // SAFETY: each tile is one task's.
+            let words = unsafe { shared.range((block.first_slot + first) * row_words, width * row_words) };
+            for slot in 0..width {
+                let row = rows.get(slot).map(|&row| {
+                    let set = &spikes.sets[(block.first_slot + row as usize) * set_words(k)..][..set_words(k)];
+                    (self.x.row(self.source_row(block.first_row + row as usize)), set)
+                });
+                round_spikes(format, row, groups, slot, width, words);
+            }
+        });
+        words
     }
 
     fn multiply<'w>(
@@ -256,18 +426,18 @@ impl<'a> Problem<'a> {
     ) {
         let counted = if self.glu() { &self.segments[..1] } else { self.segments };
         let units: usize = counted.iter().map(|segment| segment.layout.panels()).sum();
-        let blocks = num_blocks(&self.groups, scratch.block);
+        let num_blocks = num_blocks(&self.groups, scratch.block);
         let rows: usize = active(&self.groups).map(|expert| expert.rows).sum();
         let products = rows.saturating_mul(self.x.cols).saturating_mul(units * PANEL);
         let threads = if products <= SERIAL_PRODUCTS { 1 } else { scratch.threads };
-        let parts = (threads * ITEMS_PER_THREAD).div_ceil(blocks).min(units);
+        let parts = (threads * ITEMS_PER_THREAD).div_ceil(num_blocks).min(units);
         let share = units.div_ceil(parts);
         let parts = units.div_ceil(share);
-        let shares = Shares::new(blocks * parts, threads);
+        let shares = Shares::new(num_blocks * parts, threads);
         let body = |thread: usize| {
             let mut worker = worker(thread);
             while let Some(item) = shares.next(thread) {
-                let Some(block) = block(&self.groups, scratch.block, item / parts) else { continue };
+                let Some(block) = blocks(&self.groups, scratch.block).nth(item / parts) else { continue };
                 let first = item % parts * share;
                 for unit in first..units.min(first + share) {
                     self.unit(unit, block, words, &mut worker);
@@ -319,17 +489,12 @@ impl<'a> Problem<'a> {
         worker: &mut Worker<'_>,
         side: usize,
     ) {
-        let (words, spiked): (&[u32], &[u32]) = match Mode::of(&segment.layout, segment.compute) {
-            Mode::Rounded(_, format) => {
-                let (words, k) = (words[format.index()], segment.layout.k());
-                let row_words = format.row_words(k);
-                let (words, spiked) = words.split_at(words.len() / format.slot_words(k) * row_words);
-                (&words[block.first_slot * row_words..], spiked.get(block.first_slot..).unwrap_or_default())
-            }
-            _ => (&[], &[]),
+        let (terms, spiked) = match Mode::of(&segment.layout, segment.compute) {
+            Mode::Rounded(_, format, seconds) => words.terms(format, seconds, segment.layout.k(), block),
+            _ => Default::default(),
         };
         let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
-        let job = Job { way: self.way, segment, panel, block, words, spiked, tokens: &tokens };
+        let job = Job { way: self.way, segment, panel, block, terms, spiked, tokens: &tokens };
         // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
         unsafe { job.run(worker, side) };
     }

@@ -15,7 +15,7 @@ pub(super) struct Active {
 }
 
 /// Experts with rows, in order. The offsets have been checked.
-pub(super) fn active<'a>(groups: &Groups<'a>) -> impl Iterator<Item = Active> + use<'a> {
+pub(super) fn active<'a>(groups: &Groups<'a>) -> impl Iterator<Item = Active> + Clone + use<'a> {
     let mut slot = 0;
     groups.offsets.windows(2).enumerate().filter_map(move |(expert, ends)| {
         let (first_row, end) = (ends[0] as usize, ends[1] as usize);
@@ -41,22 +41,19 @@ pub(super) struct Block {
     pub(super) first_slot: usize,
 }
 
-/// Blocks of at most `size` rows, a multiple of the tile width.
-pub(super) fn num_blocks(groups: &Groups<'_>, size: usize) -> usize {
-    active(groups).map(|active| active.rows.div_ceil(size)).sum()
-}
-
-/// Block `index`, counted over the experts.
-pub(super) fn block(groups: &Groups<'_>, size: usize, index: usize) -> Option<Block> {
-    let mut before = 0;
-    active(groups).find_map(|active| {
-        let inner = (index - before) * size;
-        before += active.rows.div_ceil(size);
-        (index < before).then(|| Block {
+/// Blocks of at most `size` rows, a multiple of the tile width, expert by expert.
+pub(super) fn blocks<'a>(groups: &Groups<'a>, size: usize) -> impl Iterator<Item = Block> + Clone + use<'a> {
+    active(groups).flat_map(move |active| {
+        (0..active.rows).step_by(size).map(move |inner| Block {
             expert: active.expert,
             first_row: active.first_row + inner,
             rows: size.min(active.rows - inner),
             first_slot: active.first_slot + inner,
         })
     })
+}
+
+/// How many there are.
+pub(super) fn num_blocks(groups: &Groups<'_>, size: usize) -> usize {
+    active(groups).map(|active| active.rows.div_ceil(size)).sum()
 }

@@ -123,15 +123,13 @@ pub(super) fn multiply(
     acc: &mut [f32],
 ) {
     let runs = RUNS / format.subs;
-    let sub_words = width * (runs * format.terms + 3);
+    let sub_words = width * (runs + 3);
     assert!(words.len() >= wide.len() * format.subs * sub_words && acc.len() >= width * PANEL);
     macro_rules! call {
         ($tile:ident $(, $dot:ty)?) => {
-            match (format.subs, format.terms) {
-                (1, 1) => $tile::<$($dot,)? 1, 8, 1>(halves, has_min, width, wide, words, acc),
-                (1, _) => $tile::<$($dot,)? 1, 8, 2>(halves, has_min, width, wide, words, acc),
-                (_, 1) => $tile::<$($dot,)? 2, 4, 1>(halves, has_min, width, wide, words, acc),
-                _ => $tile::<$($dot,)? 2, 4, 2>(halves, has_min, width, wide, words, acc),
+            match format.subs {
+                1 => $tile::<$($dot,)? 1, 8>(halves, has_min, width, wide, words, acc),
+                _ => $tile::<$($dot,)? 2, 4>(halves, has_min, width, wide, words, acc),
             }
         };
     }
@@ -222,7 +220,7 @@ fn vzero() -> int8x16_t {
 /// # Safety
 /// The processor has the instructions of `D`; lengths fit each other.
 #[inline]
-unsafe fn tile<D: Dot, const SUBS: usize, const RUN: usize, const TERMS: usize>(
+unsafe fn tile<D: Dot, const SUBS: usize, const RUN: usize>(
     halves: usize,
     has_min: bool,
     width: usize,
@@ -238,21 +236,18 @@ unsafe fn tile<D: Dot, const SUBS: usize, const RUN: usize, const TERMS: usize>(
                 let piece = Piece::<RUN>::load(group, sub, if halves == 2 { sub } else { 0 }, row);
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let meta = at.add(width * RUN * TERMS);
+                    let meta = at.add(width * RUN);
                     for t in 0..width {
                         let slot = Slot::of(meta, acc, width, t);
                         let mut sums = [vdupq_n_s32(0); 2];
-                        for term in 0..TERMS {
-                            let x = at.add((t * TERMS + term) * RUN);
-                            for (sum, codes) in sums.iter_mut().zip(piece.codes) {
-                                *sum = dot_runs::<D, RUN>(vshlq_n_s32::<8>(*sum), codes, x);
-                            }
+                        for (sum, codes) in sums.iter_mut().zip(piece.codes) {
+                            *sum = dot_runs::<D, RUN>(*sum, codes, at.add(t * RUN));
                         }
                         for (part, sum) in sums.into_iter().enumerate() {
                             slot.add(row + 4 * part, sum, piece.scale[part], piece.min[part], has_min);
                         }
                     }
-                    at = at.add(width * (RUN * TERMS + 3));
+                    at = at.add(width * (RUN + 3));
                 }
             }
         }
@@ -274,7 +269,7 @@ unsafe fn halves_of<const SECOND: bool>(a: int32x4_t, b: int32x4_t) -> int32x4_t
 /// # Safety
 /// The processor has i8mm; lengths fit each other.
 #[inline]
-unsafe fn paired_tile<const SUBS: usize, const RUN: usize, const TERMS: usize>(
+unsafe fn paired_tile<const SUBS: usize, const RUN: usize>(
     halves: usize,
     has_min: bool,
     width: usize,
@@ -297,25 +292,19 @@ unsafe fn paired_tile<const SUBS: usize, const RUN: usize, const TERMS: usize>(
                             *pair = [vzip1q_s32(a, b), vzip2q_s32(a, b)].map(|codes| vreinterpretq_s8_s32(codes));
                         }
                     }
-                    let meta = at.add(width * RUN * TERMS);
+                    let meta = at.add(width * RUN);
                     for t in (0..width).step_by(2) {
                         let slots = [Slot::of(meta, acc, width, t), Slot::of(meta, acc, width, t + 1)];
                         let mut sums = [[vdupq_n_s32(0); 2]; 2];
-                        for term in 0..TERMS {
-                            let x0 = at.add((t * TERMS + term) * RUN);
-                            let x1 = x0.add(TERMS * RUN);
-                            for sum in sums.as_flattened_mut() {
-                                *sum = vshlq_n_s32::<8>(*sum);
-                            }
-                            for first in (0..RUN).step_by(4) {
-                                let (x0, x1) = (vld1q_s32(x0.add(first)), vld1q_s32(x1.add(first)));
-                                let x = [halves_of::<false>(x0, x1), halves_of::<true>(x0, x1)];
-                                for (i, x) in x.into_iter().enumerate() {
-                                    let (x, run) = (vreinterpretq_s8_s32(x), first + 2 * i);
-                                    for (sums, codes) in sums.iter_mut().zip(&piece.codes) {
-                                        sums[0] = smmla(sums[0], x, codes[run]);
-                                        sums[1] = smmla(sums[1], x, codes[run + 1]);
-                                    }
+                        let (x0, x1) = (at.add(t * RUN), at.add((t + 1) * RUN));
+                        for first in (0..RUN).step_by(4) {
+                            let (x0, x1) = (vld1q_s32(x0.add(first)), vld1q_s32(x1.add(first)));
+                            let x = [halves_of::<false>(x0, x1), halves_of::<true>(x0, x1)];
+                            for (i, x) in x.into_iter().enumerate() {
+                                let (x, run) = (vreinterpretq_s8_s32(x), first + 2 * i);
+                                for (sums, codes) in sums.iter_mut().zip(&piece.codes) {
+                                    sums[0] = smmla(sums[0], x, codes[run]);
+                                    sums[1] = smmla(sums[1], x, codes[run + 1]);
                                 }
                             }
                         }
@@ -327,7 +316,7 @@ unsafe fn paired_tile<const SUBS: usize, const RUN: usize, const TERMS: usize>(
                             }
                         }
                     }
-                    at = at.add(width * (RUN * TERMS + 3));
+                    at = at.add(width * (RUN + 3));
                 }
             }
         }
@@ -343,8 +332,8 @@ pub(super) fn unpack(dtype: DType, packed: &[u8], wide: &mut [WideGroup]) {
 /// Adds a whole panel of a type times one row.
 ///
 /// # Safety
-/// `words` is a tile of one row over the panel's inputs.
-pub(super) unsafe fn gemv(dtype: DType, format: Format, panel: &[u8], words: &[u32], acc: &mut [f32; PANEL]) {
+/// `words` are tiles of one row over the panel's inputs, the second empty if there is no second term.
+pub(super) unsafe fn gemv(dtype: DType, format: Format, panel: &[u8], words: [&[u32]; 2], acc: &mut [f32; PANEL]) {
     // SAFETY: the caller's promise; the instructions are asked for.
     unsafe {
         if has_neon_dot() {
@@ -481,10 +470,6 @@ impl<D: Dot> Vector for Rows4<D> {
         vector!(vdupq_n_f32(x))
     }
     #[inline(always)]
-    unsafe fn load_float(p: *const f32) -> float32x4_t {
-        vector!(vld1q_f32(p))
-    }
-    #[inline(always)]
     unsafe fn store_float(x: float32x4_t, p: *mut f32) {
         vector!(vst1q_f32(p, x));
     }
@@ -495,6 +480,10 @@ impl<D: Dot> Vector for Rows4<D> {
     #[inline(always)]
     unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
         vector!(vmulq_f32(a, b))
+    }
+    #[inline(always)]
+    unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        vector!(vaddq_f32(a, b))
     }
     #[inline(always)]
     unsafe fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t {

@@ -2,12 +2,12 @@
 
 use qwen_formats::blocks;
 
-use super::activations::{Format, padded_rows, tile_width};
+use super::activations::{Format, Seconds, groups_in, padded_rows, tile_width};
 use super::experts::Block;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
 use super::way::{Path, Way};
-use super::wide::{GROUP, WideGroup};
+use super::wide::{Ask, GROUP, WideGroup};
 use super::{Compute, Segment, WeightLayout};
 use crate::isa::Isa;
 
@@ -23,7 +23,7 @@ pub(super) enum Mode {
     /// f32 products, the panel widened to f32 before.
     Widened,
     /// Integer products.
-    Rounded(Form, Format),
+    Rounded(Form, Format, Seconds),
 }
 
 impl Mode {
@@ -34,21 +34,39 @@ impl Mode {
                 _ => Self::Widened,
             };
         };
-        let (group, terms, spikes) = match compute {
+        let (group, seconds) = match compute {
             Compute::F32 | Compute::Bf16 => return Self::Widened,
-            Compute::I8G32 => (32, 1, false),
-            Compute::I8G16 => (16, 1, false),
-            Compute::I8X2G32 => (32, 2, false),
-            Compute::I8SG32 => (32, 2, true),
+            Compute::I8G32 => (32, Seconds::None),
+            Compute::I8G16 => (16, Seconds::None),
+            Compute::I8X2G32 => (32, Seconds::All),
+            Compute::I8SG32 => (32, Seconds::Spiked),
         };
         let subs = if group == 16 || form.halves == 2 { 2 } else { 1 };
-        Self::Rounded(form, Format { group, subs, terms, spikes })
+        Self::Rounded(form, Format { group, subs }, seconds)
     }
+}
+
+/// Rounded activations of some rows.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Terms<'a> {
+    /// Tiles.
+    pub(super) words: &'a [u32],
+    /// How many rows.
+    pub(super) count: usize,
+}
+
+/// Which rows and groups of a block have second terms.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spiked<'a> {
+    /// Rows of the block, in order: those of the second terms.
+    pub(super) rows: &'a [u32],
+    /// Set of groups, those that any of the rows has.
+    pub(super) groups: &'a [u32],
 }
 
 /// A thread's scratch.
 pub(super) struct Worker<'a> {
-    /// Accumulators of one or two panels, sixteen for each row.
+    /// Accumulators of one or two panels, sixteen for each row and each second term.
     pub(super) acc: [&'a mut [f32]; 2],
     /// [`CHUNK`] groups, if any weight is quantised.
     pub(super) wide: &'a mut [WideGroup],
@@ -62,10 +80,10 @@ pub(super) struct Job<'a> {
     pub(super) segment: &'a Segment<'a>,
     pub(super) panel: usize,
     pub(super) block: Block,
-    /// Rounded activations of the block's rows, empty for f32 products.
-    pub(super) words: &'a [u32],
-    /// For a format with spikes, by row, at the first of a tile: whether the tile has second terms. Else empty.
-    pub(super) spiked: &'a [u32],
+    /// First terms of the block's rows, and second terms; empty for f32 products.
+    pub(super) terms: [Terms<'a>; 2],
+    /// Where second terms are; absent: everywhere.
+    pub(super) spiked: Option<Spiked<'a>>,
     /// Address of the activations of the block's `i`-th row.
     pub(super) tokens: &'a dyn Fn(usize) -> *const f32,
 }
@@ -96,10 +114,7 @@ impl Job<'_> {
                 // SAFETY: the caller's promise.
                 unsafe { self.float(Plain::F32, bytes, acc) };
             }
-            Mode::Rounded(form, format) => {
-                acc[..padded_rows(self.block.rows) * PANEL].fill(0.0);
-                self.rounded(form, format, wide, acc);
-            }
+            Mode::Rounded(form, format, _) => self.rounded(form, format, wide, acc),
         }
     }
 
@@ -154,54 +169,127 @@ impl Job<'_> {
     }
 
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
-        let panel = self.panel_bytes();
-        let tile_format = |row: usize| format.of_tile(self.spiked.get(row).is_some_and(|&spiked| spiked != 0));
         let path = self.way.path(self.block.rows);
-        #[cfg(target_arch = "x86_64")]
         if let Path::OneRow { ahead } = path
             && let Some(acc) = acc.first_chunk_mut()
+            && self.one_row(form, format, ahead, acc)
         {
-            // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
-            unsafe {
-                let format = tile_format(0);
-                if self.way.isa >= Isa::Avx512 && ahead {
-                    super::avx512::gemv::<{ crate::isa::AHEAD }>(form.dtype, format, panel, self.words, acc);
-                } else if self.way.isa >= Isa::Avx512 {
-                    super::avx512::gemv::<0>(form.dtype, format, panel, self.words, acc);
-                } else {
-                    super::avx2::gemv::<0>(form.dtype, format, panel, self.words, acc);
-                }
+            if self.spiked.is_some() && self.terms[1].count > 0 {
+                self.add_spikes_of_one_row(form, format, wide, acc);
             }
             return;
         }
-        #[cfg(target_arch = "aarch64")]
-        if let Path::OneRow { .. } = path
-            && let Some(acc) = acc.first_chunk_mut()
-        {
-            // SAFETY: the panel is whole blocks and the words one row over its inputs.
-            return unsafe { super::neon::gemv(form.dtype, tile_format(0), panel, self.words, acc) };
-        }
-        let k = self.segment.layout.k();
-        let row_words = format.row_words(k);
+        let firsts = padded_rows(self.terms[0].count) * PANEL;
+        let (acc, second_acc) = acc.split_at_mut(firsts);
+        let second_acc = &mut second_acc[..padded_rows(self.terms[1].count) * PANEL];
+        acc.fill(0.0);
+        second_acc.fill(0.0);
         let mut products = Products::new(self.way.isa, form, path);
         let chunk_bytes = CHUNK / form.groups() * form.packed_block_bytes();
-        for (i, packed) in panel.chunks(chunk_bytes).enumerate() {
+        for (i, packed) in self.panel_bytes().chunks(chunk_bytes).enumerate() {
+            let first_group = i * CHUNK;
             let groups = packed.len() / form.packed_block_bytes() * form.groups();
-            debug_assert!((i * CHUNK + groups) * GROUP <= k);
             let wide = &mut wide[..groups];
             products.unpack(packed, wide);
-            products.ask_for(packed.as_ptr().wrapping_add(packed.len()), chunk_bytes);
-            let mut row = 0;
-            while row < self.block.rows {
-                let width = tile_width(self.block.rows - row);
-                let format = tile_format(row);
-                let group_words = format.group_words();
-                let first = row * row_words + i * CHUNK * group_words * width;
-                let words = &self.words[first..first + groups * group_words * width];
-                products.multiply(format, width, wide, words, &mut acc[row * PANEL..][..width * PANEL]);
-                row += width;
+            // Behind the last stretch of a panel is the next panel; behind the last of a weight may be anything, which does no harm.
+            let group_bytes = form.packed_block_bytes() / form.groups();
+            let ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
+            self.tiles(&mut products, format, self.terms[0], first_group, wide, ask, acc);
+            match self.spiked {
+                None => self.tiles(&mut products, format, self.terms[1], first_group, wide, Ask::NOTHING, second_acc),
+                Some(spiked) => {
+                    for group in groups_in(spiked.groups, first_group..first_group + groups) {
+                        let wide = &wide[group - first_group..][..1];
+                        self.tiles(&mut products, format, self.terms[1], group, wide, Ask::NOTHING, second_acc);
+                    }
+                }
             }
         }
+        for (i, second) in second_acc.as_chunks::<PANEL>().0.iter().enumerate().take(self.terms[1].count) {
+            let row = self.spiked.map_or(i, |spiked| spiked.rows[i] as usize);
+            add(&mut acc[row * PANEL..][..PANEL], second);
+        }
+    }
+
+    /// Second terms of a block's only row: just the packed blocks with a spike are unpacked.
+    fn add_spikes_of_one_row(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32; PANEL]) {
+        let Some(Spiked { groups: set, .. }) = self.spiked else { return };
+        let mut products = Products::new(self.way.isa, form, Path::Vectors);
+        let mut second = [0.0; PANEL];
+        let wide = &mut wide[..form.groups()];
+        let mut unpacked = None;
+        for group in groups_in(set, 0..self.segment.layout.k() / GROUP) {
+            let block = group / form.groups();
+            if unpacked != Some(block) {
+                let bytes = form.packed_block_bytes();
+                products.unpack(&self.panel_bytes()[block * bytes..][..bytes], wide);
+                unpacked = Some(block);
+            }
+            let wide = &wide[group % form.groups()..][..1];
+            self.tiles(&mut products, format, self.terms[1], group, wide, Ask::NOTHING, &mut second);
+        }
+        add(acc, &second);
+    }
+
+    /// All tiles times unpacked groups from `first_group` on. The first tile asks for what is unpacked next.
+    #[expect(clippy::too_many_arguments, reason = "one stretch of a panel")]
+    fn tiles(
+        &self,
+        products: &mut Products,
+        format: Format,
+        terms: Terms<'_>,
+        first_group: usize,
+        wide: &[WideGroup],
+        mut ask: Ask,
+        acc: &mut [f32],
+    ) {
+        let row_words = format.row_words(self.segment.layout.k());
+        let group_words = format.group_words();
+        let mut row = 0;
+        while row < terms.count {
+            let width = tile_width(terms.count - row);
+            let first = row * row_words + first_group * group_words * width;
+            let words = &terms.words[first..first + wide.len() * group_words * width];
+            products.multiply(format, width, wide, words, ask, &mut acc[row * PANEL..][..width * PANEL]);
+            ask = Ask::NOTHING;
+            row += width;
+        }
+    }
+
+    /// The products of a block's only row straight from the packed form, if the instruction set has a way; second terms too, if
+    /// they are everywhere.
+    fn one_row(&self, form: Form, format: Format, ahead: bool, acc: &mut [f32; PANEL]) -> bool {
+        let words = [self.terms[0].words, if self.spiked.is_none() { self.terms[1].words } else { &[] }];
+        #[cfg(target_arch = "x86_64")]
+        if self.way.isa != Isa::Scalar {
+            let panel = self.panel_bytes();
+            // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
+            unsafe {
+                if self.way.isa >= Isa::Avx512 && ahead {
+                    super::avx512::gemv::<{ crate::isa::AHEAD }>(form.dtype, format, panel, words, acc);
+                } else if self.way.isa >= Isa::Avx512 {
+                    super::avx512::gemv::<0>(form.dtype, format, panel, words, acc);
+                } else {
+                    super::avx2::gemv::<0>(form.dtype, format, panel, words, acc);
+                }
+            }
+            return true;
+        }
+        #[cfg(target_arch = "aarch64")]
+        if self.way.isa == Isa::Neon {
+            // SAFETY: the panel is whole blocks and the words one row over its inputs.
+            unsafe { super::neon::gemv(form.dtype, format, self.panel_bytes(), words, acc) };
+            return true;
+        }
+        let _ = (form, format, ahead, words, acc);
+        false
+    }
+}
+
+/// Adds sixteen outputs to others.
+fn add(sums: &mut [f32], second: &[f32; PANEL]) {
+    for (sum, second) in sums.iter_mut().zip(second) {
+        *sum += second;
     }
 }
 
@@ -252,32 +340,20 @@ impl Products {
         self.form.unpack(packed, wide);
     }
 
-    /// Asks for the bytes that will be unpacked next, so that they come while this stretch is multiplied. Behind the last of a
-    /// panel is the next panel; behind the last of a weight may be anything, which does no harm.
-    fn ask_for(&self, next: *const u8, bytes: usize) {
-        #[cfg(target_arch = "x86_64")]
-        if self.isa != Isa::Scalar {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            for at in (0..bytes).step_by(64) {
-                // SAFETY: asking reads nothing, so any address will do.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(at).cast()) };
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (next, bytes);
-    }
-
-    fn multiply(&mut self, format: Format, width: usize, wide: &[WideGroup], words: &[u32], acc: &mut [f32]) {
+    fn multiply(&mut self, format: Format, width: usize, wide: &[WideGroup], words: &[u32], ask: Ask, acc: &mut [f32]) {
         let (halves, has_min) = (self.form.halves, self.form.has_min);
         #[cfg(target_arch = "x86_64")]
         {
             if let Some(tiles) = &mut self.tiles {
                 // SAFETY: the instructions were detected; lengths are checked inside.
-                return unsafe { super::amx::multiply(tiles, format, halves, has_min, width, wide, words, acc) };
+                return unsafe { super::amx::multiply(tiles, format, halves, has_min, width, wide, words, ask, acc) };
             }
             if self.isa >= Isa::Avx512 {
                 // SAFETY: as above.
-                return unsafe { super::avx512::multiply(format, halves, has_min, width, wide, words, acc) };
+                return unsafe { super::avx512::multiply(format, halves, has_min, width, wide, words, ask, acc) };
+            }
+            for group in 0..wide.len() {
+                ask.group(group);
             }
             if self.isa == Isa::Avx2 {
                 // SAFETY: as above.
@@ -288,6 +364,7 @@ impl Products {
         if self.isa == Isa::Neon {
             return super::neon::multiply(format, halves, has_min, width, wide, words, acc);
         }
+        let _ = ask;
         super::scalar::tile(format, halves, has_min, width, wide, words, acc);
     }
 }

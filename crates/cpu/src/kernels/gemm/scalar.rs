@@ -18,23 +18,19 @@ pub(super) fn tile(
     words: &[u32],
     acc: &mut [f32],
 ) {
-    let (subs, terms) = (format.subs, format.terms);
+    let subs = format.subs;
     let runs = RUNS / subs;
-    let sub_words = width * (runs * terms + 3);
+    let sub_words = width * (runs + 3);
     for (group, words) in wide.iter().zip(words.chunks_exact(subs * sub_words)) {
         for (sub, words) in words.chunks_exact(sub_words).enumerate() {
             let half = if halves == 2 { sub } else { 0 };
             let (scale, min) = (&group.scale[half], &group.min[half]);
             let weights = &group.codes[sub * runs..(sub + 1) * runs];
-            let (codes, meta) = words.split_at(width * runs * terms);
+            let (codes, meta) = words.split_at(width * runs);
             for (slot, acc) in acc.as_chunks_mut::<PANEL>().0.iter_mut().enumerate().take(width) {
                 let mut sums = [0; PANEL];
-                for term in 0..terms {
-                    sums = sums.map(|sum| sum * 256);
-                    let codes = &codes[(slot * terms + term) * runs..][..runs];
-                    for (weights, &word) in weights.iter().zip(codes) {
-                        add_products(weights, word, &mut sums);
-                    }
+                for (weights, &word) in weights.iter().zip(&codes[slot * runs..][..runs]) {
+                    add_products(weights, word, &mut sums);
                 }
                 let scale_a = f32::from_bits(meta[slot]);
                 let sum_a = f32::from_bits(meta[width + slot]);

@@ -63,27 +63,24 @@ pub(super) unsafe fn unpack<V: Vector, S: Source, const ZERO: u8>(packed: &[u8],
     }
 }
 
-/// Adds a whole panel times one row, straight from the packed form, asking for memory `AHEAD` bytes ahead if that isn't 0.
+/// A whole panel times one row, straight from the packed form, asking for memory `AHEAD` bytes ahead if that isn't 0.
 ///
 /// # Safety
-/// The caller has the vector's instructions. `words` is a tile of one row over the panel's inputs.
+/// The caller has the vector's instructions. The first `TERMS` of `words` are tiles of one row over the panel's inputs.
 #[inline(always)]
 pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: usize, const AHEAD: usize>(
     panel: &[u8],
-    words: &[u32],
+    words: [&[u32]; 2],
     acc: &mut [f32; PANEL],
 ) {
-    let runs = RUNS / SUBS;
+    let sub_words = RUNS / SUBS + 3;
     let blocks = panel.len() / S::BLOCK_BYTES;
-    assert!(words.len() >= blocks * S::GROUPS * SUBS * (runs * TERMS + 3));
+    assert!(words.iter().take(TERMS).all(|words| words.len() >= blocks * S::GROUPS * SUBS * sub_words));
     let mut block = panel.as_ptr();
-    let mut at = words.as_ptr().cast::<i32>();
+    let mut at = words.map(|words| words.as_ptr().cast::<i32>());
     // SAFETY: lengths were checked; instructions by the caller's promise.
     unsafe {
-        let mut y = [V::splat(0.0); 4];
-        for (part, y) in y.iter_mut().enumerate().take(PANEL / V::ROWS) {
-            *y = V::load_float(acc.as_ptr().add(part * V::ROWS));
-        }
+        let mut y = [[V::splat(0.0); 4]; TERMS];
         for _ in 0..blocks {
             for group in 0..S::GROUPS {
                 if AHEAD > 0 {
@@ -92,39 +89,49 @@ pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: 
                         V::prefetch(ahead.wrapping_add(64 * line));
                     }
                 }
-                for (part, y) in y.iter_mut().enumerate().take(PANEL / V::ROWS) {
+                for part in 0..PANEL / V::ROWS {
                     let weights = S::load::<V>(block, group, part);
-                    let mut at = at;
-                    for sub in 0..SUBS {
-                        let half = if S::HALVES == 2 { sub } else { 0 };
-                        let meta = at.add(runs * TERMS);
-                        let mut sum = V::splat32(0);
-                        for term in 0..TERMS {
-                            let begin = if term + 1 == TERMS { S::begin::<V>(meta.add(2)) } else { V::splat32(0) };
-                            let x = at.add(term * runs);
-                            let codes = weights.codes;
-                            let products = match (SUBS, sub) {
-                                (1, _) => S::dot(begin, codes, x),
-                                (_, 0) => S::dot(begin, [codes[0], codes[1], codes[2], codes[3]], x),
-                                _ => S::dot(begin, [codes[4], codes[5], codes[6], codes[7]], x),
-                            };
-                            sum = if term == 0 { products } else { sum.up32::<8>().add32(products) };
+                    for (y, at) in y.iter_mut().zip(at) {
+                        for sub in 0..SUBS {
+                            y[part] = add_products::<V, S, SUBS>(y[part], &weights, sub, at.add(sub * sub_words));
                         }
-                        let scale = V::mul(weights.scale[half], V::splat(*meta.cast::<f32>()));
-                        *y = V::fma(scale, sum.to_float(), *y);
-                        if S::HAS_MIN {
-                            *y = V::fma(weights.min[half], V::splat(*meta.add(1).cast::<f32>()), *y);
-                        }
-                        at = at.add(runs * TERMS + 3);
                     }
                 }
-                at = at.add(SUBS * (runs * TERMS + 3));
+                for at in at.iter_mut().take(TERMS) {
+                    *at = at.add(SUBS * sub_words);
+                }
             }
             block = block.add(S::BLOCK_BYTES);
         }
-        for (part, y) in y.into_iter().enumerate().take(PANEL / V::ROWS) {
-            V::store_float(y, acc.as_mut_ptr().add(part * V::ROWS));
+        for part in 0..PANEL / V::ROWS {
+            let sum = if TERMS == 2 { V::add(y[0][part], y[TERMS - 1][part]) } else { y[0][part] };
+            V::store_float(sum, acc.as_mut_ptr().add(part * V::ROWS));
         }
+    }
+}
+
+/// `y` plus the products of a subgroup with its words at `x`.
+#[inline(always)]
+unsafe fn add_products<V: Vector, S: Source, const SUBS: usize>(
+    y: V::Float,
+    weights: &Group<V>,
+    sub: usize,
+    x: *const i32,
+) -> V::Float {
+    let half = if S::HALVES == 2 { sub } else { 0 };
+    let codes = weights.codes;
+    // SAFETY: the words of a subgroup; instructions by the caller's promise.
+    unsafe {
+        let meta = x.add(RUNS / SUBS);
+        let begin = S::begin::<V>(meta.add(2));
+        let sum = match (SUBS, sub) {
+            (1, _) => S::dot(begin, codes, x),
+            (_, 0) => S::dot(begin, [codes[0], codes[1], codes[2], codes[3]], x),
+            _ => S::dot(begin, [codes[4], codes[5], codes[6], codes[7]], x),
+        };
+        let scale = V::mul(weights.scale[half], V::splat(*meta.cast::<f32>()));
+        let y = V::fma(scale, sum.to_float(), y);
+        if S::HAS_MIN { V::fma(weights.min[half], V::splat(*meta.add(1).cast::<f32>()), y) } else { y }
     }
 }
 
@@ -465,32 +472,34 @@ macro_rules! gemv_entry {
             const AHEAD: usize,
         >(
             panel: &[u8],
-            words: &[u32],
+            words: [&[u32]; 2],
             acc: &mut [f32; 16],
         ) {
             // SAFETY: the instructions are enabled here; `words` by the caller's promise.
             unsafe { $crate::kernels::gemm::sources::gemv::<$vector, S, SUBS, TERMS, AHEAD>(panel, words, acc) }
         }
 
-        /// Adds a whole panel of a type times one row, asking for weights `AHEAD` bytes ahead of their use.
+        /// A whole panel of a type times one row, asking for weights `AHEAD` bytes ahead of their use.
         ///
         /// # Safety
-        /// The processor has the instructions; `words` is a tile of one row over the panel's inputs.
+        /// The processor has the instructions; `words` are tiles of one row over the panel's inputs, the second empty if the
+        /// row has no second term.
         pub(super) unsafe fn gemv<const AHEAD: usize>(
             dtype: DType,
             format: Format,
             panel: &[u8],
-            words: &[u32],
+            words: [&[u32]; 2],
             acc: &mut [f32; 16],
         ) {
             macro_rules! call {
                 ($source:ident) => {{
                     type S = $crate::kernels::gemm::sources::$source;
-                    match (<S as $crate::kernels::gemm::sources::Source>::HALVES, format.subs, format.terms) {
-                        (1, 1, 1) => gemv_source::<S, 1, 1, AHEAD>(panel, words, acc),
-                        (1, 1, _) => gemv_source::<S, 1, 2, AHEAD>(panel, words, acc),
-                        (_, _, 1) => gemv_source::<S, 2, 1, AHEAD>(panel, words, acc),
-                        _ => gemv_source::<S, 2, 2, AHEAD>(panel, words, acc),
+                    let one_scale = <S as $crate::kernels::gemm::sources::Source>::HALVES == 1 && format.subs == 1;
+                    match (one_scale, words[1].is_empty()) {
+                        (true, true) => gemv_source::<S, 1, 1, AHEAD>(panel, words, acc),
+                        (true, false) => gemv_source::<S, 1, 2, AHEAD>(panel, words, acc),
+                        (false, true) => gemv_source::<S, 2, 1, AHEAD>(panel, words, acc),
+                        (false, false) => gemv_source::<S, 2, 2, AHEAD>(panel, words, acc),
                     }
                 }};
             }

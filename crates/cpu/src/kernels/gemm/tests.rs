@@ -173,11 +173,12 @@ fn spike(random: &mut Random, x: &mut [f32], k: usize) {
 }
 
 #[test]
-fn a_row_with_a_spike_has_two_terms_and_its_neighbours_one() {
+fn a_group_with_a_spike_has_two_terms_and_its_neighbours_one() {
     let mut random = Random::new(12);
-    let w = weight(&mut random, DType::Q4_1, 20, 512, None);
-    let mut x = random.values(20 * 512, 1.0);
-    x[3 * 512 + 77] = 3000.0;
+    // One group of 32: rows with a spike are those with two terms, bit for bit.
+    let w = weight(&mut random, DType::Q4_1, 20, 32, None);
+    let mut x: Vec<f32> = (0..20 * 32).map(|i| if i % 3 == 0 { 1.0 } else { -0.87 }).collect();
+    x[3 * 32 + 7] = 3000.0;
     for isa in Isa::available() {
         let run = |compute| bits(&run_on(isa, &Threads(2), &x, &[w.segment(compute)], Epilogue::None));
         let (one, two, found) = (run(Compute::I8G32), run(Compute::I8X2G32), run(Compute::I8SG32));
@@ -186,6 +187,26 @@ fn a_row_with_a_spike_has_two_terms_and_its_neighbours_one() {
             assert!(one[row * 20..][..20] != two[row * 20..][..20]);
             assert!(found[row * 20..][..20] == expected[row * 20..][..20], "{} row {row}", isa.name());
         }
+    }
+}
+
+#[test]
+fn the_second_term_of_a_spike_is_worth_it() {
+    let mut random = Random::new(13);
+    for (dtype, rows) in [(DType::Q4_0, 1), (DType::Q4_K, 1), (DType::Q4_0, 21), (DType::Q6_K, 21)] {
+        let w = weight(&mut random, dtype, 40, 1536, None);
+        let mut x = random.values(rows * 1536, 1.0);
+        // A value that has most of the row's energy; its group's other values are lost to one term.
+        for (i, row) in x.chunks_exact_mut(1536).enumerate() {
+            row[(i * 97 + 1300) % 1536] = 500.0;
+        }
+        let expected = w.oracle(&x);
+        let error = |compute| {
+            let found = run_on(Isa::current(), &Serial, &x, &[w.segment(compute)], Epilogue::None);
+            nmse(&found, &expected)
+        };
+        let (one, spiked) = (error(Compute::I8G32), error(Compute::I8SG32));
+        assert!(spiked < one / 20.0, "{dtype} {rows}: {spiked:e} against {one:e}");
     }
 }
 

@@ -24,3 +24,29 @@ impl WideGroup {
     pub(super) const ZERO: Self =
         Self { codes: [[[0; 4]; PANEL]; RUNS], scale: [[0.0; PANEL]; 2], min: [[0.0; PANEL]; 2] };
 }
+
+/// Memory that is asked for while a tile is multiplied, a share with each group: all at once would fill the processor's buffers of
+/// outstanding lines, and the tile's own loads would wait behind them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ask {
+    /// Where the packed groups lie that are unpacked next. Any address will do.
+    pub(super) next: *const u8,
+    /// Bytes of a packed group; 0 asks for nothing.
+    pub(super) group_bytes: usize,
+}
+
+impl Ask {
+    pub(super) const NOTHING: Self = Self { next: std::ptr::null(), group_bytes: 0 };
+
+    /// Asks for a group's lines.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn group(self, group: usize) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let first = self.next.wrapping_add(group * self.group_bytes);
+        for line in (0..self.group_bytes).step_by(64) {
+            // SAFETY: asking reads nothing, so any address will do.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(line).cast()) };
+        }
+    }
+}
