@@ -63,8 +63,8 @@ pub const QHAL_COMPUTE_I8_G16: u32 = 3;
 pub const QHAL_COMPUTE_I8X2_G32: u32 = 4;
 /// Activations rounded to bfloat16, f32 accumulation.
 pub const QHAL_COMPUTE_BF16: u32 = 5;
-/// By row of activations: as I8X2_G32 if one value's square is more than [`QHAL_SPIKE_SHARE`] of the sum of the row's squares (in f32;
-/// near the share either form will do), else as I8_G32.
+/// By group of 32 inputs of a row: as I8X2_G32 if one value's square is more than [`QHAL_SPIKE_SHARE`] of the sum of the whole row's
+/// squares (in f32; near the share either form will do), else as I8_G32.
 pub const QHAL_COMPUTE_I8S_G32: u32 = 6;
 /// Share of a row's energy that makes a value a spike.
 pub const QHAL_SPIKE_SHARE: f32 = 0.125;

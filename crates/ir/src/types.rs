@@ -320,7 +320,7 @@ pub enum Compute {
     I8G16,
     /// Activations as a sum of two int8 terms per 32 inputs.
     I8x2G32,
-    /// int8 activations per 32 inputs; a second term for rows with a spike, a value with a large share of the energy.
+    /// int8 activations per 32 inputs; a second term for groups with a spike, a value with a large share of its row's energy.
     I8sG32,
     /// bfloat16 activations.
     Bf16,

@@ -75,7 +75,7 @@ pub enum Compute {
     I8G16,
     /// Two int8 terms per 32 inputs, about 16 bits.
     I8X2G32,
-    /// As `I8X2G32` for rows with spikes, else as `I8G32`.
+    /// As `I8X2G32` for groups with a spike, else as `I8G32`.
     I8SG32,
     /// Activations rounded to bfloat16; today as F32, which is more exact.
     Bf16,
