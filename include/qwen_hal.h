@@ -98,7 +98,8 @@ typedef struct qhal_plan qhal_plan;
 // then, if HAS_BIAS, b_i `[N_i]` f32 or absent for each segment; then the operands of epilogues.
 // Out: `[T, N_0 + N_1 + ...]` f32. With the GLU epilogue SEGMENTS is 2, N_0 = N_1 and out is `[T, N_0]` = act(y_0) * y_1.
 // With the ADD epilogue the operand `[T, N]` is added last; it may be the output's own memory.
-// The op's `compute` holds for every segment that has no attribute `SEGMENT_COMPUTE + i`.
+// The op's `compute` holds for every segment that has no attribute `SEGMENT_COMPUTE + i`. Products are summed in the type that the
+// description calls `accumulate`: f32, or f16, which rounds as the device does, with ACCUMULATE_SPAN.
 #define QHAL_OP_GEMM 3
 
 // The same per expert, over rows sorted by expert. In: x; offsets `[E + 1]` i32; rows `[T, k]` i32 (source row of x for each
@@ -259,6 +260,10 @@ typedef struct qhal_plan qhal_plan;
 
 // i64 0/1: the second operand has one column.
 #define QHAL_ATTR_BROADCAST 30
+
+// i64: for sums narrower than f32 (`accumulate` of the description): products after which the accumulator is added to an f32 sum and
+// begun anew. Absent: never.
+#define QHAL_ATTR_ACCUMULATE_SPAN 31
 
 // i64: `QHAL_COMPUTE_*` of GEMM segment i is attribute `SEGMENT_COMPUTE + i`.
 #define QHAL_ATTR_SEGMENT_COMPUTE 256
@@ -739,7 +744,8 @@ typedef struct qhal_device_info {
     struct qhal_device_id id;
     // Name for people, zero-terminated.
     uint8_t name[64];
-    // Name for caches: changes when results or speed may change. Zero-terminated.
+    // Name for caches: changes when results or speed may change. Zero-terminated. What comes before a colon, if there is one, is
+    // the device's model, several names with slashes between them: the host chooses by it among devices of different models.
     uint8_t fingerprint[64];
     // Driver and firmware version, zero-terminated.
     uint8_t driver[64];

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use qwen_engine::MAX_CROSSINGS;
 use serde::Serialize;
 
 use crate::plugins::DeviceName;
@@ -52,19 +53,31 @@ pub enum KvCacheDtype {
     Bf16,
 }
 
-/// How the model runs.
+/// Where the model runs.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Runtime")]
-pub struct RuntimeArguments {
-    /// Device to compute on, as `qwen devices` lists them: the CPU, or a plugin's
-    #[arg(long, value_name = "NAME[:N]", default_value = "cpu")]
+pub struct DeviceArguments {
+    /// Device to compute on, as `qwen devices` lists them: cpu, a plugin's such as opencl:0 or sim:mlu370:0, or auto
+    #[arg(long, value_name = "NAME[:MODEL][:N]", default_value = "cpu")]
     pub device: DeviceName,
     /// A plugin's library, beside those of the usual places (may be repeated)
     #[arg(long = "plugin", value_name = "FILE")]
     pub plugins: Vec<PathBuf>,
+    /// Most values that a step may copy between the device and the CPU, which computes what the device refuses
+    #[arg(long, value_name = "N", default_value_t = MAX_CROSSINGS)]
+    pub max_crossings: u32,
     /// Threads to compute with [default: all that the process may use, or QWEN_THREADS]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+}
+
+/// How the model runs.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Runtime")]
+pub struct RuntimeArguments {
+    /// Device, plugins, threads.
+    #[command(flatten)]
+    pub place: DeviceArguments,
     /// How exactly numbers are computed
     #[arg(long, value_enum, default_value_t = Precision::Balanced)]
     pub precision: Precision,

@@ -7,7 +7,7 @@ use qwen_chips::{Catalogue, Chip, Variable};
 use qwen_dispatch::{Chooser, Decision, HardwareProfile, OpShape, ProbeOptions, ProfileCache};
 use qwen_engine::{LoadOptions, Phase, PlannedOp, Symbol};
 use qwen_hal::Device;
-use qwen_hal::abi::QHAL_KIND_NULL;
+use qwen_hal::abi::{QHAL_KIND_NULL, QHAL_KIND_SIMULATED};
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -50,10 +50,11 @@ pub fn threads(device: &Device) -> usize {
     device.plugin().host().threads()
 }
 
-/// Whether there is anything to measure: a device that computes nothing has no figures.
+/// Whether there is anything to measure: a device that computes nothing has no figures, and a simulated one only
+/// the host's.
 #[must_use]
 pub fn is_measurable(device: &Device) -> bool {
-    device.info().kind != QHAL_KIND_NULL
+    ![QHAL_KIND_NULL, QHAL_KIND_SIMULATED].contains(&device.info().kind)
 }
 
 /// The profile of a device, measured now if it is not known or `refresh` says so; none if it computes nothing.

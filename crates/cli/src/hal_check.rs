@@ -41,7 +41,7 @@ pub struct HalCheck {
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
     /// A device by name, as `qwen devices` lists them; with --plugin one of that plugin
-    #[arg(long, value_name = "NAME[:N]")]
+    #[arg(long, value_name = "NAME[:MODEL][:N]")]
     device: Option<DeviceName>,
     /// Highest level
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=3))]
@@ -154,5 +154,6 @@ fn subject(plugin: &str, device: &str, threads: usize) -> Result<Subject, CliErr
     let name: DeviceName =
         device.parse().map_err(|found| CliError::input("--device", "NAME or NAME:N", found, "see `qwen devices`"))?;
     let named = if plugin.is_empty() { Vec::new() } else { vec![PathBuf::from(plugin)] };
-    Ok(Subject::new(&plugins::find(&name.plugin, &plugins::places(&named), &host)?, name.index)?)
+    let plugin = plugins::find(&name.plugin, &plugins::places(&named), &host)?;
+    Ok(Subject::new(&plugin, name.index_in(&plugin)?)?)
 }

@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qwen_engine::{Engine, KvDType, LoadOptions, LoadStage, LoadedModel, MlaForm, PassName, Policy};
+use qwen_engine::{Engine, KvDType, LoadOptions, LoadStage, LoadedModel, MlaForm, PassName, Placement, Policy};
 use qwen_formats::Checkpoint;
-use qwen_hal::Device;
 use qwen_models::hub::{self, Client, DownloadOptions, ModelSpec, Wanted};
 use qwen_models::tokenizer::Tokenizer;
 
@@ -138,22 +137,32 @@ const fn policy(precision: Precision) -> Policy {
 /// If there is no such model, it is damaged or not supported, or memory is short.
 pub fn load(model: &str, runtime: &RuntimeArguments, wish: &Wish) -> Result<Engine, CliError> {
     let path = resolve(model)?;
-    let device = plugins::open(&runtime.device, &runtime.plugins, runtime.threads)?;
-    load_on(&path, device, &options(runtime, wish))
+    let placement = plugins::place(&runtime.place, file_bytes(&path))?;
+    load_on(&path, placement, &options(runtime, wish))
 }
 
-/// As [`load`], with files and device at hand.
+/// Bytes of a model's files, 0 where they can't be told.
+#[must_use]
+pub fn file_bytes(path: &Path) -> u64 {
+    let size = |path: &Path| std::fs::metadata(path).map_or(0, |meta| meta.len());
+    match std::fs::read_dir(path) {
+        Ok(entries) => entries.filter_map(|entry| Some(size(&entry.ok()?.path()))).sum(),
+        Err(_) => size(path),
+    }
+}
+
+/// As [`load`], with files and devices at hand.
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_on(path: &Path, device: Device, options: &LoadOptions) -> Result<Engine, CliError> {
-    dispatch::announce(path, &device, options)?;
+pub fn load_on(path: &Path, placement: Placement, options: &LoadOptions) -> Result<Engine, CliError> {
+    dispatch::announce(path, &placement.device, options)?;
     let progress = Progress::steps("loading");
     let mut show = |stage| match stage {
         LoadStage::Opening => {}
         LoadStage::Weights { done, total } => progress.set(done as u64, total as u64),
     };
-    Ok(Engine::new(LoadedModel::load(path, device, options, &mut show)?))
+    Ok(Engine::new(LoadedModel::load(path, placement, options, &mut show)?))
 }
 
 /// The tokenizer of a loaded model.

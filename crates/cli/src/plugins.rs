@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use qwen_engine::Placement;
 use qwen_hal::loader::{Candidate, Loader, PATH_VARIABLE, Prober, run_probe};
-use qwen_hal::{Device, Host, Plugin, Pool};
+use qwen_hal::{Device, Host, Plugin, Pool, abi};
 
+use crate::arguments::DeviceArguments;
 use crate::error::CliError;
 
 /// The one backend that is linked in.
@@ -16,18 +18,23 @@ pub const PROBE_ARGUMENT: &str = "--hal-probe";
 /// Seconds that a plugin's self test may take.
 const LIMIT_VARIABLE: &str = "QWEN_HAL_PROBE_SECONDS";
 
-/// A device by name: `cpu`, `sim`, `sim:1`.
+/// Chooses by itself.
+pub const AUTO: &str = "auto";
+
+/// Devices by name: `cpu`, `opencl:1`, `sim:ascend910b`, `sim:ascend910b:0,1`, `auto`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceName {
     /// The plugin.
     pub plugin: String,
-    /// Index of the device in the plugin.
-    pub index: u32,
+    /// Model of the device, of plugins that serve several.
+    pub model: Option<String>,
+    /// Indices among the devices of the model, or of the plugin; at least one.
+    pub indices: Vec<u32>,
 }
 
 impl Default for DeviceName {
     fn default() -> Self {
-        Self { plugin: CPU.to_owned(), index: 0 }
+        Self { plugin: CPU.to_owned(), model: None, indices: vec![0] }
     }
 }
 
@@ -35,20 +42,91 @@ impl std::str::FromStr for DeviceName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (plugin, index) = match text.split_once(':') {
-            None => (text, Some(0)),
-            Some((plugin, index)) => (plugin, index.parse().ok()),
+        let wrong = || {
+            Err("expected NAME, NAME:N, NAME:MODEL or NAME:MODEL:N, such as cpu, opencl:0 or sim:mlu370:1".to_owned())
         };
-        match index {
-            Some(index) if !plugin.is_empty() => Ok(Self { plugin: plugin.to_owned(), index }),
-            _ => Err("expected NAME or NAME:N, such as cpu or cpu:0".into()),
+        let indices = |text: &str| text.split(',').map(|n| n.parse().ok()).collect::<Option<Vec<u32>>>();
+        let word = |text: &str| {
+            text.starts_with(|c: char| c.is_ascii_alphabetic())
+                && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        };
+        let parts: Vec<&str> = text.split(':').collect();
+        let (plugin, model, indices) = match parts.as_slice() {
+            [plugin] => (plugin, None, Some(vec![0])),
+            [plugin, model] if word(model) => (plugin, Some(model), Some(vec![0])),
+            [plugin, numbers] => (plugin, None, indices(numbers)),
+            [plugin, model, numbers] if word(model) => (plugin, Some(model), indices(numbers)),
+            _ => return wrong(),
+        };
+        match indices {
+            Some(indices) if !plugin.is_empty() => {
+                Ok(Self { plugin: (*plugin).to_owned(), model: model.map(|model| (*model).to_owned()), indices })
+            }
+            _ => wrong(),
         }
     }
 }
 
 impl std::fmt::Display for DeviceName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.plugin, self.index)
+        write!(f, "{}:", self.plugin)?;
+        if let Some(model) = &self.model {
+            write!(f, "{model}:")?;
+        }
+        let indices: Vec<String> = self.indices.iter().map(ToString::to_string).collect();
+        f.write_str(&indices.join(","))
+    }
+}
+
+impl DeviceName {
+    /// The one device that is meant.
+    ///
+    /// # Errors
+    /// If several are, which nothing can use yet.
+    fn only(&self) -> Result<u32, CliError> {
+        match self.indices.as_slice() {
+            [index] => Ok(*index),
+            several => Err(CliError::input(
+                format!("device {self}"),
+                "one device",
+                format!("{}", several.len()),
+                "a model runs on one device: name one of them",
+            )),
+        }
+    }
+
+    /// Index in the plugin of the one device that is meant.
+    ///
+    /// # Errors
+    /// If there is none, or several are meant.
+    pub fn index_in(&self, plugin: &Arc<Plugin>) -> Result<u32, CliError> {
+        let wanted = self.only()?;
+        let Some(model) = &self.model else { return Ok(wanted) };
+        let mut known: Vec<(String, u32)> = Vec::new();
+        for index in 0..plugin.device_count()? {
+            let info = plugin.device_info(index)?;
+            let Some(name) = info.model() else { continue };
+            let count = match known.iter_mut().find(|(known, _)| known == name) {
+                Some((_, count)) => count,
+                None => {
+                    known.push((name.to_owned(), 0));
+                    let Some((_, count)) = known.last_mut() else { continue };
+                    count
+                }
+            };
+            if info.models().any(|name| name == model) && *count == wanted {
+                return Ok(index);
+            }
+            *count += 1;
+        }
+        let known: Vec<String> = known.iter().map(|(name, count)| format!("{name} (0 to {})", count - 1)).collect();
+        let found = if known.is_empty() { "a plugin that names no models".to_owned() } else { known.join(", ") };
+        Err(CliError::input(
+            format!("device {self}"),
+            format!("device {wanted} of the model {model}"),
+            found,
+            "see `qwen devices`",
+        ))
     }
 }
 
@@ -127,11 +205,89 @@ pub fn find(name: &str, loader: &Loader, host: &Host) -> Result<Arc<Plugin>, Cli
 /// # Errors
 /// If there is none, or it can't be opened.
 pub fn open(name: &DeviceName, named: &[PathBuf], threads: Option<u32>) -> Result<Device, CliError> {
-    let host = host(threads);
     // Without a plugin nothing is looked for.
-    let plugin = if name.plugin == CPU { cpu(&host)? } else { find(&name.plugin, &loader(named)?, &host)? };
-    let device = plugin.open(name.index, &[])?;
+    open_on(name, named, &host(threads))
+}
+
+fn open_on(name: &DeviceName, named: &[PathBuf], host: &Host) -> Result<Device, CliError> {
+    name.only()?;
+    let plugin = if name.plugin == CPU { cpu(host)? } else { find(&name.plugin, &loader(named)?, host)? };
+    let device = plugin.open(name.index_in(&plugin)?, &[])?;
     crate::dispatch::use_tuned_variants(&device);
+    Ok(device)
+}
+
+/// Where a model of so many bytes will compute: the device by name, or the best one, and the CPU for what it refuses.
+///
+/// # Errors
+/// If there is no such device, or it can't be opened.
+pub fn place(arguments: &DeviceArguments, bytes: u64) -> Result<Placement, CliError> {
+    let host = host(arguments.threads);
+    let device = if arguments.device.plugin == AUTO {
+        best(&loader(&arguments.plugins)?, bytes, &host)?
+    } else {
+        open_on(&arguments.device, &arguments.plugins, &host)?
+    };
+    let mut placement = Placement::from(device);
+    placement.max_crossings = arguments.max_crossings;
+    Ok(if placement.device.plugin().name() == CPU {
+        placement
+    } else {
+        placement.with_fallback(cpu(&host)?.open(0, &[])?)
+    })
+}
+
+/// A device that `auto` may choose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Rank {
+    kind: u32,
+    /// Bytes per second, 0 unknown.
+    bandwidth: f64,
+    memory_free: Option<u64>,
+    /// 0 idle to 1 busy.
+    load: f64,
+}
+
+impl Rank {
+    fn of(device: &Device) -> Self {
+        let health = device.health().ok();
+        Self {
+            kind: device.info().kind,
+            bandwidth: device.caps().bandwidth.unwrap_or(0.0),
+            memory_free: health.as_ref().and_then(|health| health.memory_free).or(device.caps().memory_total),
+            load: health.and_then(|health| health.utilisation).unwrap_or(0.0).clamp(0.0, 1.0),
+        }
+    }
+
+    /// What is left of the bandwidth, which bounds generation; none for what `auto` does not take: a device without room for the
+    /// model, one that is no accelerator, one whose figures are simulated.
+    fn score(&self, bytes: u64) -> Option<f64> {
+        let accelerator = [abi::QHAL_KIND_GPU, abi::QHAL_KIND_NPU].contains(&self.kind);
+        // Beside the weights: cache, temporaries, and what the vendor's runtime keeps.
+        let needed = bytes.saturating_add(bytes / 4);
+        let fits = self.memory_free.is_none_or(|free| free >= needed);
+        (accelerator && fits).then_some(self.bandwidth * (1.0 - self.load))
+    }
+}
+
+/// The best accelerator that has room for a model, else the CPU.
+fn best(loader: &Loader, bytes: u64, host: &Host) -> Result<Device, CliError> {
+    let mut best: Option<(f64, Device)> = None;
+    for candidate in loader.candidates().iter().filter(|candidate| candidate.refused.is_none()) {
+        let Ok(plugin) = loader.load(candidate, host) else { continue };
+        for index in 0..plugin.device_count().unwrap_or(0) {
+            let Ok(device) = plugin.open(index, &[]) else { continue };
+            let Some(score) = Rank::of(&device).score(bytes) else { continue };
+            if best.as_ref().is_none_or(|(least, _)| score > *least) {
+                best = Some((score, device));
+            }
+        }
+    }
+    let device = match best {
+        Some((_, device)) => device,
+        None => cpu(host)?.open(0, &[])?,
+    };
+    tracing::info!(plugin = device.plugin().name(), device = device.info().name, "chosen by --device auto");
     Ok(device)
 }
 
@@ -143,9 +299,29 @@ mod tests {
     fn names_of_devices() {
         let parse = |text: &str| text.parse::<DeviceName>().map(|name| name.to_string());
         assert_eq!(parse("cpu").unwrap(), "cpu:0");
-        assert_eq!(parse("sim:3").unwrap(), "sim:3");
-        for wrong in ["", ":1", "sim:", "sim:x", "sim:-1", "sim:1:2"] {
+        assert_eq!(parse("opencl:3").unwrap(), "opencl:3");
+        assert_eq!(parse("sim:mlu370").unwrap(), "sim:mlu370:0");
+        assert_eq!(parse("sim:gcu-s60:0,1").unwrap(), "sim:gcu-s60:0,1");
+        for wrong in ["", ":1", "sim:", "sim:-1", "sim:1:2", "sim:a:b", "sim:a:0:1", "sim:0,", "sim:a:"] {
             assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn several_devices_are_refused_until_something_uses_them() {
+        let error = "sim:mlu370:0,1".parse::<DeviceName>().unwrap().only().unwrap_err().to_string();
+        assert!(error.starts_with("device sim:mlu370:0,1: expected one device, found 2"), "{error}");
+    }
+
+    #[test]
+    fn auto_takes_accelerators_with_room_by_what_is_left_of_their_bandwidth() {
+        let gpu = Rank { kind: abi::QHAL_KIND_GPU, bandwidth: 1e12, memory_free: Some(10), load: 0.0 };
+        assert_eq!(gpu.score(8), Some(1e12));
+        assert_eq!(gpu.score(9), None);
+        assert_eq!(Rank { load: 0.75, ..gpu }.score(8), Some(0.25e12));
+        assert_eq!(Rank { memory_free: None, ..gpu }.score(1 << 40), Some(1e12));
+        for kind in [abi::QHAL_KIND_CPU, abi::QHAL_KIND_SIMULATED, abi::QHAL_KIND_NULL] {
+            assert_eq!(Rank { kind, ..gpu }.score(0), None);
         }
     }
 }

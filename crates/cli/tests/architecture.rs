@@ -24,6 +24,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qwen-server", &["qwen-engine", "qwen-models"]),
     ("qwen-null", &["qwen-hal-abi"]),
     ("qwen-opencl", &["qwen-hal-abi"]),
+    ("qwen-sim", &["qwen-hal-abi", "qwen-chips", "qwen-formats", "qwen-cpu"]),
     (
         "qwen-cli",
         &[
@@ -44,7 +45,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 
 /// Crates that may contain `unsafe`: kernels, foreign functions, memory.
 const UNSAFE: &[&str] =
-    &["qwen-hal-abi", "qwen-hal", "qwen-hal-check", "qwen-cpu", "qwen-null", "qwen-opencl", "qwen-formats"];
+    &["qwen-hal-abi", "qwen-hal", "qwen-hal-check", "qwen-cpu", "qwen-null", "qwen-opencl", "qwen-sim", "qwen-formats"];
 
 /// The workspace as cargo sees it: manifest path and own normal and build dependencies of every member.
 fn workspace() -> BTreeMap<String, (String, Vec<String>)> {

@@ -33,11 +33,14 @@ mod stop;
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use handle::{About, EngineHandle, Outputs, Progress, SubmitError};
-pub use load::{DEFAULT_SEQ_LEN, Explained, LoadOptions, LoadStage, LoadedModel, compile, explain};
+pub use load::{DEFAULT_SEQ_LEN, Explained, LoadOptions, LoadStage, LoadedModel, compile, explain, op_differences};
 pub use load_meter::{DeviceRates, HLI_MERGE, HLI_SPLIT};
 pub use prepare::{Prepared, Preparer};
 pub use qwen_ir::{MlaForm, Phase, Symbol};
-pub use qwen_runtime::{Bytes, Compiled, KvDType, MemoryReport, PassName, PlannedOp, Policy};
+pub use qwen_runtime::{
+    Bytes, Compiled, Fallback, KvDType, MAX_CROSSINGS, MemoryReport, OpDifference, PassName, Placement, PlannedOp,
+    Policy,
+};
 pub use request::{
     ClientKey, Constraint, FinishReason, Grammar, Limits, MAX_LOGPROBS, Output, Request, RequestId, RequestTimings,
 };

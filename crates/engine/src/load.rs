@@ -10,7 +10,9 @@ use qwen_ir::{Graph, MlaForm};
 use qwen_models::chat_template::ChatTemplate;
 use qwen_models::family::{ModelConfig, ModelInfo, TensorIndex, build_graph, read_config};
 use qwen_models::tokenizer::Tokenizer;
-use qwen_runtime::{Compiled, KvDType, Model, ModelOptions, PassName, PlannedOp, Policy, RuntimeError};
+use qwen_runtime::{
+    Compiled, KvDType, Model, ModelOptions, OpDifference, PassName, Placement, PlannedOp, Policy, RuntimeError,
+};
 
 use crate::EngineError;
 
@@ -89,17 +91,18 @@ impl LoadedModel {
     /// If a file is damaged, the model is not supported, or memory is short.
     pub fn load(
         path: &Path,
-        device: Device,
+        placement: impl Into<Placement>,
         options: &LoadOptions,
         progress: &mut dyn FnMut(LoadStage),
     ) -> Result<Self, EngineError> {
+        let placement = placement.into();
         progress(LoadStage::Opening);
         let (checkpoint, config, graph) = open(path)?;
         let info = ModelInfo::new(&config, &graph);
         // The tokenizer takes about as long as packing the weights of a small model, so both run side by side.
         let (texts, model) = std::thread::scope(|scope| {
             let texts = scope.spawn(|| load_texts(path, &checkpoint));
-            let model = load_model(&config, graph, Arc::clone(&checkpoint), device, options, progress);
+            let model = load_model(&config, graph, &checkpoint, placement, options, progress);
             (texts.join(), model)
         });
         let (tokenizer, chat_template) = match texts {
@@ -114,14 +117,14 @@ impl LoadedModel {
 fn load_model(
     config: &ModelConfig,
     graph: Graph,
-    checkpoint: Arc<Checkpoint>,
-    device: Device,
+    checkpoint: &Arc<Checkpoint>,
+    placement: Placement,
     options: &LoadOptions,
     progress: &mut dyn FnMut(LoadStage),
 ) -> Result<Model, EngineError> {
     let options = model_options(config, options)?;
     let mut part = |done, total| progress(LoadStage::Weights { done, total });
-    Ok(Model::load(graph, checkpoint, device, options, &mut part)?)
+    Ok(Model::load(graph, checkpoint, placement, options, &mut part)?)
 }
 
 fn model_options(config: &ModelConfig, options: &LoadOptions) -> Result<ModelOptions, EngineError> {
@@ -186,7 +189,28 @@ pub fn explain(path: &Path, device: Device, options: &LoadOptions) -> Result<Exp
     let (checkpoint, config, graph) = open(path)?;
     let options = model_options(&config, options)?;
     let max_seq_len = options.max_seq_len;
-    Ok(Explained { max_seq_len, ops: Model::explain(graph, checkpoint, device, options)? })
+    Ok(Explained { max_seq_len, ops: Model::explain(graph, &checkpoint, device, options)? })
+}
+
+/// Computes tokens as one prompt on two devices, instruction by instruction with the same inputs.
+///
+/// # Errors
+/// If a file is damaged, the model is not supported, memory is short, or the tokens do not fit.
+pub fn op_differences(
+    path: &Path,
+    reference: Device,
+    judged: Device,
+    options: &LoadOptions,
+    tokens: &[u32],
+) -> Result<Vec<OpDifference>, EngineError> {
+    let (checkpoint, config, graph) = open(path)?;
+    let mut options = model_options(&config, options)?;
+    options.max_step_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
+    let vocab_size = config.vocab_size;
+    if let Some(id) = tokens.iter().find(|id| **id >= vocab_size) {
+        return Err(EngineError::TokenRange { id: *id, vocab_size });
+    }
+    Ok(Model::op_differences(graph, &checkpoint, reference, judged, options, tokens)?)
 }
 
 fn open(path: &Path) -> Result<(Arc<Checkpoint>, ModelConfig, Graph), EngineError> {

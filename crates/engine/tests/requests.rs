@@ -20,7 +20,7 @@ fn loaded(options: ModelOptions) -> LoadedModel {
     let config = read_config(&checkpoint).unwrap();
     let graph = build_graph(&config, &TensorIndex::from(&*checkpoint)).unwrap();
     let info = ModelInfo::new(&config, &graph);
-    let model = Model::load(graph, checkpoint, cpu(1), options, &mut |_, _| {}).unwrap();
+    let model = Model::load(graph, &checkpoint, cpu(1), options, &mut |_, _| {}).unwrap();
     LoadedModel { config, info, tokenizer: None, chat_template: None, model }
 }
 

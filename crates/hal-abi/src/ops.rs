@@ -78,7 +78,8 @@ pub const QHAL_OP_GATHER_ROWS: u32 = 2;
 /// then, if HAS_BIAS, b_i `[N_i]` f32 or absent for each segment; then the operands of epilogues.
 /// Out: `[T, N_0 + N_1 + ...]` f32. With the GLU epilogue SEGMENTS is 2, N_0 = N_1 and out is `[T, N_0]` = act(y_0) * y_1.
 /// With the ADD epilogue the operand `[T, N]` is added last; it may be the output's own memory.
-/// The op's `compute` holds for every segment that has no attribute `SEGMENT_COMPUTE + i`.
+/// The op's `compute` holds for every segment that has no attribute `SEGMENT_COMPUTE + i`. Products are summed in the type that the
+/// description calls `accumulate`: f32, or f16, which rounds as the device does, with ACCUMULATE_SPAN.
 pub const QHAL_OP_GEMM: u32 = 3;
 /// The same per expert, over rows sorted by expert. In: x; offsets `[E + 1]` i32; rows `[T, k]` i32 (source row of x for each
 /// sorted row; absent: row r reads x row r, x is `[T, k, K]`); then W_i `[E, N_i, K]` with scales as in GEMM.
@@ -221,6 +222,9 @@ pub const QHAL_ATTR_NUM_EXPERTS: u32 = 28;
 pub const QHAL_ATTR_FUNCTION: u32 = 29;
 /// i64 0/1: the second operand has one column.
 pub const QHAL_ATTR_BROADCAST: u32 = 30;
+/// i64: for sums narrower than f32 (`accumulate` of the description): products after which the accumulator is added to an f32 sum and
+/// begun anew. Absent: never.
+pub const QHAL_ATTR_ACCUMULATE_SPAN: u32 = 31;
 /// i64: `QHAL_COMPUTE_*` of GEMM segment i is attribute `SEGMENT_COMPUTE + i`.
 pub const QHAL_ATTR_SEGMENT_COMPUTE: u32 = 0x100;
 

@@ -80,7 +80,8 @@ pub struct qhal_device_info {
     pub id: qhal_device_id,
     /// Name for people, zero-terminated.
     pub name: [u8; 64],
-    /// Name for caches: changes when results or speed may change. Zero-terminated.
+    /// Name for caches: changes when results or speed may change. Zero-terminated. What comes before a colon, if there is one, is
+    /// the device's model, several names with slashes between them: the host chooses by it among devices of different models.
     pub fingerprint: [u8; 64],
     /// Driver and firmware version, zero-terminated.
     pub driver: [u8; 64],

@@ -172,6 +172,7 @@ fn unknown_mathematics(subject: &Subject) -> Checked {
         ("binary function 9", OpDesc::new(QHAL_OP_BINARY).attr_int(QHAL_ATTR_FUNCTION, 9).input(x).input(x).output(x)),
         ("rotary style 5", rope(5)),
         ("form 99 of products", gemm().compute(99).output(out)),
+        ("sums in type 77", gemm().accumulate(77).output(out)),
         ("epilogue 55", gemm().epilogue(55, None, 0).output(out)),
         ("op kind 4000", OpDesc::new(4000).input(x).output(x)),
     ];

@@ -11,9 +11,9 @@ use qwen_hal_abi::{
     QHAL_CAPS_BANDWIDTH, QHAL_CAPS_BUFFER_ALIGNMENT, QHAL_CAPS_CACHE_BYTES, QHAL_CAPS_COMPUTE_UNITS,
     QHAL_CAPS_MATRIX_TILE, QHAL_CAPS_MAX_ALLOCATION, QHAL_CAPS_MEMORY_TOTAL, QHAL_CAPS_NUMA_NODE,
     QHAL_CAPS_SCRATCH_BYTES, QHAL_CAPS_VECTOR_WIDTH, QHAL_CAPS_VMM_GRANULARITY, QHAL_EXT_VMM, QHAL_FEATURE_INLINE,
-    QHAL_FEATURE_VMM, QHAL_HEALTH_LOST, QHAL_HEALTH_OK, QHAL_OK, qhal_buffer, qhal_buffer_desc, qhal_device,
-    qhal_device_caps, qhal_device_id, qhal_device_info, qhal_dtype_caps, qhal_error, qhal_event, qhal_health, qhal_kv,
-    qhal_plan, qhal_status, qhal_variants_api, qhal_vmm_api,
+    QHAL_FEATURE_VMM, QHAL_HEALTH_LOST, QHAL_HEALTH_OK, QHAL_LINK_ISOLATED, QHAL_LINK_SAME, QHAL_OK, qhal_buffer,
+    qhal_buffer_desc, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info, qhal_dtype_caps, qhal_error,
+    qhal_event, qhal_health, qhal_kv, qhal_link, qhal_plan, qhal_status, qhal_variants_api, qhal_vmm_api,
 };
 
 use crate::buffer::{Buffer, BufferDesc, HostOwner};
@@ -70,6 +70,19 @@ impl DeviceInfo {
         raw.id.bus_address = u64::MAX;
         raw
     }
+    /// Names of the device's model, by which a user chooses among the devices of a plugin: what the fingerprint has before a
+    /// colon, with slashes between names; none if it has no colon.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        let names = self.fingerprint.split_once(':').map_or("", |(names, _)| names);
+        names.split('/').filter(|name| !name.is_empty())
+    }
+
+    /// The first name of the device's model.
+    #[must_use]
+    pub fn model(&self) -> Option<&str> {
+        self.models().next()
+    }
+
     pub(crate) fn from_raw(raw: &qhal_device_info) -> Self {
         Self {
             kind: raw.kind,
@@ -208,6 +221,21 @@ unsafe fn read_dtypes(plugin: &Plugin, table: *const qhal_dtype_caps, count: u32
         });
     }
     Ok(dtypes)
+}
+
+/// The way from one device to another; `None` is unknown.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Link {
+    /// `QHAL_LINK_*`.
+    pub class: u32,
+    /// Bit 0 copy, 1 load/store, 2 coherent, 3 atomics.
+    pub flags: u32,
+    /// Hops.
+    pub hops: u32,
+    /// Bytes per second.
+    pub bandwidth: Option<f64>,
+    /// Nanoseconds.
+    pub latency_ns: Option<f64>,
 }
 
 /// State of a device at a moment; `None` is unknown.
@@ -434,6 +462,27 @@ impl Device {
     #[must_use]
     pub fn caps(&self) -> &Caps {
         &self.0.caps
+    }
+
+    /// The way to another device of the same plugin.
+    ///
+    /// # Errors
+    /// What the plugin reports, `UNIMPLEMENTED` if it knows nothing of links.
+    pub fn link(&self, peer: &DeviceInfo) -> Result<Link, HalError> {
+        let id = qhal_device_id {
+            struct_size: size_of::<qhal_device_id>() as u32,
+            index: peer.index,
+            uuid: peer.uuid.unwrap_or_default(),
+            bus_address: peer.bus_address.unwrap_or(u64::MAX),
+        };
+        let mut raw = qhal_link { struct_size: size_of::<qhal_link>() as u32, ..Default::default() };
+        call!(&self.0.plugin, "", device_link(self.0.raw.as_ptr(), &raw const id, &raw mut raw))?;
+        if !(QHAL_LINK_SAME..=QHAL_LINK_ISOLATED).contains(&raw.class) {
+            return Err(self.0.plugin.contract("device_link", "a class of QHAL_LINK_*", raw.class.to_string()));
+        }
+        let known = |value: f64| (value.is_finite() && value > 0.0).then_some(value);
+        let (bandwidth, latency_ns) = (known(raw.bandwidth), known(raw.latency_ns));
+        Ok(Link { class: raw.class, flags: raw.flags, hops: raw.hops, bandwidth, latency_ns })
     }
 
     /// State now. Never blocks; any thread, during work.

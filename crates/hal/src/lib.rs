@@ -26,7 +26,7 @@ mod text;
 mod variants;
 
 pub use buffer::{Buffer, BufferDesc, HostOwner, Scope, Slice};
-pub use device::{Caps, Device, DeviceInfo, DtypeCaps, Health};
+pub use device::{Caps, Device, DeviceInfo, DtypeCaps, Health, Link};
 pub use error::{CallError, HalError, LaunchError, PlanError, status_name};
 pub use host::{ComputePool, Host, SerialPool};
 pub use op::{Dim, OpDesc, Phase, TensorDesc, Tolerance};

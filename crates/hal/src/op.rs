@@ -173,6 +173,7 @@ pub struct OpDesc {
     kind: u32,
     phase: Phase,
     compute: u32,
+    accumulate: u32,
     tolerance: Tolerance,
     inputs: Vec<TensorDesc>,
     outputs: Vec<TensorDesc>,
@@ -188,6 +189,7 @@ impl OpDesc {
             kind,
             phase: Phase::Mixed,
             compute: QHAL_COMPUTE_F32,
+            accumulate: QHAL_DTYPE_F32,
             tolerance: Tolerance::Tight,
             inputs: Vec::new(),
             outputs: Vec::new(),
@@ -236,6 +238,12 @@ impl OpDesc {
         self.compute = compute;
         self
     }
+    /// Type of the accumulators of products, a `QHAL_DTYPE_*` code; float32 unless said.
+    #[must_use]
+    pub const fn accumulate(mut self, dtype: u32) -> Self {
+        self.accumulate = dtype;
+        self
+    }
     /// Sets the tolerance.
     #[must_use]
     pub const fn tolerance(mut self, tolerance: Tolerance) -> Self {
@@ -282,7 +290,7 @@ impl OpDesc {
                 Phase::Mixed => QHAL_PHASE_MIXED,
             },
             compute: self.compute,
-            accumulate: QHAL_DTYPE_F32,
+            accumulate: self.accumulate,
             tolerance: match self.tolerance {
                 Tolerance::Exact => QHAL_TOLERANCE_EXACT,
                 Tolerance::Tight => QHAL_TOLERANCE_TIGHT,

@@ -4,7 +4,8 @@ use qwen_formats::DType;
 
 use crate::{
     Activation, Attention, Attributes, BinaryFunction, Body, Dim, Epilogue, GemmType, Graph, IrError, MemoryScope,
-    MlaAttention, Op, Rope, Route, Sensitivity, StateId, Symbol, TemplateId, TensorType, Tolerance, ValueId, WeightId,
+    MlaAttention, Op, Rope, Route, Sensitivity, StateId, Sums, Symbol, TemplateId, TensorType, Tolerance, ValueId,
+    WeightId,
 };
 
 fn fault(op: &Op, expected: impl Into<String>, found: impl Into<String>) -> IrError {
@@ -385,6 +386,7 @@ pub(crate) fn default_attributes(op: &Op, origin: &str) -> Attributes {
         tolerance,
         sensitivity,
         compute: Vec::new(),
+        sums: Sums::F32,
         phase: None,
         tiling: None,
         layer: None,

@@ -3,8 +3,8 @@
 use qwen_formats::DType;
 
 use crate::{
-    Compute, GrowthPattern, IrError, MemoryScope, NodeId, Op, Phase, Sensitivity, StateId, SymbolBounds, TemplateId,
-    TensorType, Tolerance, ValueId, WeightId,
+    Compute, GrowthPattern, IrError, MemoryScope, NodeId, Op, Phase, Sensitivity, StateId, Sums, SymbolBounds,
+    TemplateId, TensorType, Tolerance, ValueId, WeightId,
 };
 
 /// Names of the inputs of every model graph.
@@ -45,8 +45,10 @@ pub struct Attributes {
     pub tolerance: Tolerance,
     /// Effect of an error on the logits.
     pub sensitivity: Sensitivity,
-    /// Form of products per segment, empty until the precision pass; accumulators are f32.
+    /// Form of products per segment, empty until the precision pass.
     pub compute: Vec<Compute>,
+    /// How products are summed.
+    pub sums: Sums,
     /// Set by the specialise pass.
     pub phase: Option<Phase>,
     /// Kernel or tile strategy, set by the tile pass.

@@ -372,6 +372,11 @@ impl Parser<'_> {
                 attributes.compute.push(spelled(lexer, setting.mark, word, "a form of products", compute)?);
             }
         }
+        if let Some(setting) = settings.take("sums") {
+            let mark = setting.mark;
+            let text = setting.text(lexer)?;
+            attributes.sums = spelled(lexer, mark, &text, "f32, f16 or f16/SPAN", text.parse().ok())?;
+        }
         if settings.has("phase") {
             attributes.phase =
                 Some(settings.named(lexer, "phase", |w| Phase::ALL.into_iter().find(|p| p.name() == w))?);

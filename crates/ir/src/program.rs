@@ -3,7 +3,7 @@
 
 use qwen_formats::DType;
 
-use crate::{Compute, Dim, Op, StateId, SymbolBounds, Tolerance, WeightId};
+use crate::{Compute, Dim, Op, StateId, Sums, SymbolBounds, Tolerance, WeightId};
 
 /// Pools of temporaries. Each is one buffer whose offsets are planned by lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -91,6 +91,8 @@ pub struct Instruction {
     pub outputs: Vec<Operand>,
     /// Form of products per segment; empty for ops without.
     pub compute: Vec<Compute>,
+    /// How products are summed.
+    pub sums: Sums,
     /// Error class.
     pub tolerance: Tolerance,
     /// Layer and part, for reports.

@@ -26,7 +26,7 @@ use std::fmt::{self, Write};
 use crate::passes::plan_memory::MemoryPlan;
 use crate::program::{Operand, Place, Program};
 use crate::{
-    Body, BodyId, Epilogue, Graph, GrowthPattern, Node, NodeId, Op, StateLayout, Symbol, TensorType, Transform,
+    Body, BodyId, Epilogue, Graph, GrowthPattern, Node, NodeId, Op, StateLayout, Sums, Symbol, TensorType, Transform,
     ValueId, WeightDecl,
 };
 
@@ -239,6 +239,9 @@ impl<'g> Printer<'g> {
             let names: Vec<&str> = attributes.compute.iter().map(|c| c.name()).collect();
             put!(self, ", compute=[{}]", names.join(","));
         }
+        if attributes.sums != Sums::F32 {
+            put!(self, ", sums={:?}", attributes.sums.to_string());
+        }
         if let Some(phase) = attributes.phase {
             put!(self, ", phase={}", phase.name());
         }
@@ -406,6 +409,9 @@ impl fmt::Display for Program {
             let names: Vec<&str> = instruction.compute.iter().map(|c| c.name()).collect();
             if !names.is_empty() {
                 write!(f, " {}", names.join(","))?;
+            }
+            if instruction.sums != Sums::F32 {
+                write!(f, " sums {}", instruction.sums)?;
             }
             writeln!(f, " ; {}", instruction.origin)?;
         }

@@ -309,6 +309,59 @@ impl Phase {
     }
 }
 
+/// In which type a device sums the products of a linear layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Sums {
+    /// float32.
+    #[default]
+    F32,
+    /// Half precision; after `span` products the sum is added to one in float32 and begun anew, never if 0.
+    F16 {
+        /// Products.
+        span: u32,
+    },
+}
+
+impl Sums {
+    /// Longest span.
+    pub const MAX_SPAN: u32 = 1 << 20;
+
+    /// Largest normalised mean square error that summing so many products brings, if the unit adds `depth` of them at a time: every
+    /// rounding is half a unit in the last place off, all in one direction.
+    #[must_use]
+    pub fn error(self, products: u64, depth: u32) -> f64 {
+        let Self::F16 { span } = self else { return 0.0 };
+        let summed = if span == 0 { products } else { products.min(u64::from(span)) };
+        let roundings = summed.div_ceil(u64::from(depth.max(1)));
+        (roundings as f64 * f64::from(f32::EPSILON) * 4096.0).powi(2)
+    }
+}
+
+impl fmt::Display for Sums {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::F32 => f.write_str("f32"),
+            Self::F16 { span: 0 } => f.write_str("f16"),
+            Self::F16 { span } => write!(f, "f16/{span}"),
+        }
+    }
+}
+
+impl std::str::FromStr for Sums {
+    type Err = ();
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text.split_once('/') {
+            None if text == "f32" => Ok(Self::F32),
+            None if text == "f16" => Ok(Self::F16 { span: 0 }),
+            Some(("f16", span)) => match span.parse() {
+                Ok(span) if (1..=Self::MAX_SPAN).contains(&span) => Ok(Self::F16 { span }),
+                _ => Err(()),
+            },
+            _ => Err(()),
+        }
+    }
+}
+
 /// In which form a linear layer multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Compute {

@@ -4,11 +4,11 @@
 //! anew for each op, in order of first use, because a description lists only the symbols that it needs.
 
 use qwen_hal::abi::ops;
-use qwen_hal::{Dim as HalDim, OpDesc, Phase as HalPhase, TensorDesc, Tolerance as HalTolerance};
+use qwen_hal::{Device, Dim as HalDim, OpDesc, Phase as HalPhase, TensorDesc, Tolerance as HalTolerance};
 use qwen_ir::program::{Instruction, Operand, Place};
 use qwen_ir::{
     Activation, BinaryFunction, Compute, Dim, Epilogue, GemmType, GroupScore, GrowthPattern, MlaForm, Op, Phase, Rope,
-    RopeStyle, Route, RouterScore, StateDecl, StateId, StateLayout, Symbol, SymbolBounds, Tolerance,
+    RopeStyle, Route, RouterScore, StateDecl, StateId, StateLayout, Sums, Symbol, SymbolBounds, Tolerance,
 };
 
 /// A description and the symbols that its launches give values for, in order.
@@ -70,6 +70,16 @@ pub fn describe(instruction: &Instruction, context: &Context<'_>) -> Described {
     Described { desc, symbols }
 }
 
+/// Why a device can't read or write an operand where it begins, if there is such a one. Whole values are placed as the device
+/// wants; columns of a value begin where they begin.
+#[must_use]
+pub fn misaligned(instruction: &Instruction, device: &Device) -> Option<String> {
+    let alignment = device.caps().buffer_alignment;
+    let operands = instruction.inputs.iter().chain(&instruction.outputs);
+    let offset = operands.map(|operand| operand.byte_offset).find(|offset| !offset.is_multiple_of(alignment))?;
+    Some(format!("an operand begins {offset} bytes into a row, expected a multiple of {alignment}"))
+}
+
 fn kind(op: &Op) -> u32 {
     match op {
         Op::Embed => ops::QHAL_OP_EMBED,
@@ -115,8 +125,16 @@ fn tensor(operand: &Operand, bounds: &SymbolBounds, symbols: &mut Vec<Symbol>) -
         })
         .collect();
     let mut desc = TensorDesc::new(operand.dtype.code(), &dims);
-    if dims.len() == 2 && !operand.dtype.is_block_quantised() && matches!(operand.shape[1], Dim::Const(_)) {
-        desc = desc.with_row_stride(i64::try_from(operand.row_stride).unwrap_or(i64::MAX));
+    let stride = i64::try_from(operand.row_stride).unwrap_or(i64::MAX);
+    let plain = !operand.dtype.is_block_quantised();
+    match operand.shape.as_slice() {
+        [_, Dim::Const(_)] if plain => desc = desc.with_row_stride(stride),
+        // Rows of experts may be columns of wider ones too. Weights of experts are dense.
+        [Dim::Symbol(_), Dim::Const(inner), Dim::Const(_)] if plain => {
+            let outer = i64::try_from(*inner).unwrap_or(i64::MAX).saturating_mul(stride);
+            desc = desc.with_strides(&[outer, stride, 1]);
+        }
+        _ => {}
     }
     if let Some((rows, columns)) = operand.block_scale {
         desc = desc.with_block_scale(rows, columns);
@@ -255,6 +273,13 @@ const fn gemm_code(gemm_type: GemmType) -> i64 {
 }
 
 fn linear(mut desc: OpDesc, instruction: &Instruction, epilogue: Epilogue) -> OpDesc {
+    desc = match instruction.sums {
+        Sums::F32 => desc,
+        Sums::F16 { span: 0 } => desc.accumulate(ops::QHAL_DTYPE_F16),
+        Sums::F16 { span } => {
+            desc.accumulate(ops::QHAL_DTYPE_F16).attr_int(ops::QHAL_ATTR_ACCUMULATE_SPAN, i64::from(span))
+        }
+    };
     let first = instruction.compute.first().copied().unwrap_or(Compute::F32);
     desc = desc.compute(compute_code(first));
     for (i, compute) in instruction.compute.iter().enumerate() {

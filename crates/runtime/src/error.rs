@@ -35,6 +35,31 @@ pub enum RuntimeError {
         /// What the device says.
         source: Box<LaunchError>,
     },
+    /// Too much of a model is computed on another device.
+    #[error(
+        "{device} does not compute all of this model, and {fallback} in its stead would cost {crossings} copies between them in \
+         each step, but at most {limit} are allowed; raise --max-crossings or choose another device. Refused were: {reasons}"
+    )]
+    Crossings {
+        /// The model's device.
+        device: String,
+        /// The device that would help out.
+        fallback: String,
+        /// Copies in a step.
+        crossings: usize,
+        /// Most that are allowed.
+        limit: u32,
+        /// Ops that the device refuses, with its words.
+        reasons: String,
+    },
+    /// A device that has no part in a model.
+    #[error("{device} computes nothing of this model; choose another device. Refused were: {reasons}")]
+    Idle {
+        /// The model's device.
+        device: String,
+        /// Ops that the device refuses, with its words.
+        reasons: String,
+    },
     /// The cache is full.
     #[error(
         "the KV cache is full: {wanted} more blocks wanted, {free} of {limit} free; \

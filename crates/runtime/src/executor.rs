@@ -2,6 +2,8 @@
 //!
 //! Everything that does not change from step to step is bound once: plans, weights, tables, arena ranges. A step copies its
 //! integer inputs to the device, sets the symbols and launches the list. Operands are bound anew only when a buffer moved.
+//! Where a second device helps out, each instruction has a side, and values are copied between the sides as
+//! [`crate::placement`] decided.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,6 +21,7 @@ use crate::batch::Batch;
 use crate::cost::{self, Cost, Sizes, StepObserver};
 use crate::describe::{Context, Described, describe};
 use crate::kv_memory::KvMemory;
+use crate::placement::{Assignment, FALLBACK, MAIN, Side};
 use crate::weights::{WeightKey, WeightStore};
 
 /// Where an operand of a launch comes from.
@@ -32,6 +35,7 @@ enum Source {
 }
 
 struct Launch {
+    side: Side,
     plan: Arc<Plan>,
     args: LaunchArgs,
     inputs: Vec<Source>,
@@ -60,9 +64,16 @@ impl Launch {
 /// A program on a device.
 pub struct Executor {
     program: Program,
+    assignment: Assignment,
     launches: Vec<Launch>,
-    workspace_bytes: u64,
-    bound: Option<(u64, u64)>,
+    /// By side.
+    workspace_bytes: [u64; 2],
+    bound: [Option<(u64, u64)>; 2],
+    /// Sides that read each input of the program.
+    readers: Vec<[bool; 2]>,
+    logits: Side,
+    /// Host memory that values cross in.
+    crossing: Vec<u8>,
     plans: usize,
 }
 
@@ -84,6 +95,10 @@ pub(crate) struct StepBuffers {
 impl StepBuffers {
     pub(crate) fn new() -> Self {
         Self { inputs: HashMap::new(), logits: None, epoch: 0, table: Vec::new() }
+    }
+
+    pub(crate) const fn logits_buffer(&self) -> Option<&Buffer> {
+        self.logits.as_ref()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -111,45 +126,53 @@ impl StepBuffers {
     }
 }
 
-/// What an executor works with; owned by the model.
-pub(crate) struct Resources<'a> {
-    pub(crate) device: &'a Device,
-    pub(crate) stream: &'a Stream,
-    pub(crate) arenas: &'a Arenas,
-    pub(crate) kv: &'a KvMemory,
-    pub(crate) buffers: &'a mut StepBuffers,
+/// A device of a model and what the model has on it.
+#[derive(Debug)]
+pub(crate) struct DeviceSide {
+    pub(crate) device: Device,
+    pub(crate) stream: Stream,
+    pub(crate) weights: WeightStore,
+    pub(crate) arenas: Arenas,
+    pub(crate) kv: KvMemory,
+    pub(crate) buffers: StepBuffers,
 }
 
 impl Executor {
     /// Plans every instruction and brings its weights into the form that the plan wants. Equal instructions share a plan.
+    /// `sides` holds the model's device and, if the assignment uses it, the one that helps out.
     ///
     /// # Errors
-    /// If the device can't do an op, or a weight does not fit.
-    pub fn new(
+    /// If a device can't do an op, or a weight does not fit.
+    pub(crate) fn new(
         program: Program,
+        assignment: Assignment,
         phase: Phase,
         states: &[StateDecl],
-        device: &Device,
-        stream: &Stream,
-        weights: &mut WeightStore,
+        sides: &mut [DeviceSide],
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, RuntimeError> {
         let context = Context { bounds: program.bounds, phase, states };
-        let constants = upload_constants(&program, device, stream)?;
-        let mut plans = Plans::default();
+        let mut constants: HashMap<(Side, u32), Slice> = HashMap::new();
+        let mut plans = [Plans::default(), Plans::default()];
         let mut launches = Vec::with_capacity(program.instructions.len());
-        let mut workspace_bytes = 0;
+        let mut workspace_bytes = [0; 2];
         for (i, instruction) in program.instructions.iter().enumerate() {
-            let (described, plan) = plans.of(instruction, &context, device)?;
-            workspace_bytes = workspace_bytes.max(plan.info().workspace_bytes);
+            let side = assignment.side(i);
+            let on = sides.get_mut(side).ok_or_else(|| no_buffer("the second device"))?;
+            let (described, plan) = plans[side].of(instruction, &context, &on.device)?;
+            workspace_bytes[side] = workspace_bytes[side].max(plan.info().workspace_bytes);
             let mut source = |(input, operand): (usize, &Operand)| {
                 Ok(match operand.place {
                     Place::Absent => Source::Absent,
-                    Place::Constant { index } => {
-                        Source::Fixed(constants.get(index as usize).cloned().ok_or_else(|| no_place(operand))?)
-                    }
+                    Place::Constant { index } => Source::Fixed(match constants.entry((side, index)) {
+                        Entry::Occupied(slice) => slice.get().clone(),
+                        Entry::Vacant(place) => {
+                            let values = program.constants.get(index as usize).ok_or_else(|| no_place(operand))?;
+                            place.insert(upload_constant(values, &on.device, &on.stream)?).clone()
+                        }
+                    }),
                     Place::Weight { id, source } => {
-                        Source::Fixed(weights.for_plan(device, stream, (id, source), &plan, input)?)
+                        Source::Fixed(on.weights.for_plan(&on.device, &on.stream, (id, source), &plan, input)?)
                     }
                     place => Source::Moving(place, operand.byte_offset),
                 })
@@ -160,6 +183,7 @@ impl Executor {
             let inputs = sources(&instruction.inputs)?;
             let outputs = sources(&instruction.outputs)?;
             launches.push(Launch {
+                side,
                 args: LaunchArgs::new(&plan),
                 plan,
                 inputs,
@@ -169,8 +193,25 @@ impl Executor {
             });
             progress(i + 1, program.instructions.len());
         }
-        tracing::debug!(instructions = launches.len(), plans = plans.shared.len(), workspace_bytes, "planned");
-        Ok(Self { program, launches, workspace_bytes, bound: None, plans: plans.shared.len() })
+        let of_sides =
+            |place: &dyn Fn(&Place) -> bool| [MAIN, FALLBACK].map(|side| assignment.uses(&program, side, place));
+        let inputs = (0..program.inputs.len() as u32)
+            .map(|wanted| of_sides(&|place| matches!(place, Place::Input { index } if *index == wanted)));
+        let readers = inputs.collect();
+        let logits = if of_sides(&|place| *place == Place::Logits)[FALLBACK] { FALLBACK } else { MAIN };
+        let plans = plans.iter().map(|plans| plans.shared.len()).sum();
+        tracing::debug!(instructions = launches.len(), plans, ?workspace_bytes, "planned");
+        Ok(Self {
+            program,
+            assignment,
+            launches,
+            workspace_bytes,
+            bound: [None; 2],
+            readers,
+            logits,
+            crossing: Vec::new(),
+            plans,
+        })
     }
 
     /// The program.
@@ -178,10 +219,15 @@ impl Executor {
     pub const fn program(&self) -> &Program {
         &self.program
     }
-    /// Bytes of workspace that its plans need.
+    /// Bytes of workspace that its plans need on a side.
     #[must_use]
-    pub const fn workspace_bytes(&self) -> u64 {
-        self.workspace_bytes
+    pub(crate) const fn workspace_bytes(&self, side: Side) -> u64 {
+        self.workspace_bytes[side]
+    }
+    /// Values that a step copies between devices.
+    #[must_use]
+    pub const fn crossings(&self) -> usize {
+        self.assignment.transfers.len()
     }
     /// Distinct plans.
     #[must_use]
@@ -198,12 +244,37 @@ impl Executor {
     pub(crate) fn run(
         &mut self,
         batch: &Batch,
-        resources: &mut Resources<'_>,
+        sides: &mut [DeviceSide],
         logits: &mut Vec<f32>,
         observer: Option<&mut dyn StepObserver>,
     ) -> Result<(), RuntimeError> {
-        let values = self.symbol_values(batch, resources.kv)?;
-        self.upload(batch, resources)?;
+        let values = self.begin(batch, sides)?;
+        match observer {
+            None => self.launch_all(&values, sides)?,
+            Some(observer) => self.launch_observed(batch, &values, sides, observer)?,
+        }
+        for side in sides.iter() {
+            side.stream.wait()?;
+        }
+        if batch.rows() == 0 {
+            logits.clear();
+            return Ok(());
+        }
+        let rows = values[Symbol::Rows as usize] as usize;
+        let count = rows * self.program.vocab_size as usize;
+        // What is there from the last step is written over: nothing is cleared first.
+        logits.resize(count, 0.0);
+        let last = &sides[self.logits];
+        let buffer = last.buffers.logits.as_ref().ok_or_else(|| no_buffer("logits"))?;
+        let slice = buffer.slice(0, 4 * count as u64)?;
+        last.stream.copy_to_host(&slice, bytemuck::cast_slice_mut(logits.as_mut_slice()))?;
+        Ok(())
+    }
+
+    /// Brings the inputs of a step to the devices and makes every operand ready; gives the values of the symbols.
+    pub(crate) fn begin(&mut self, batch: &Batch, sides: &mut [DeviceSide]) -> Result<[i64; 5], RuntimeError> {
+        let values = self.symbol_values(batch, sides)?;
+        self.upload(batch, sides)?;
         // A step whose logits nobody wants still computes one row: programs have no way around the head.
         let rows = values[Symbol::Rows as usize] as usize;
         let vocab = self.program.vocab_size as usize;
@@ -213,41 +284,53 @@ impl Executor {
             expected: "a size below 2^64 bytes".into(),
             found: format!("{rows} rows of {vocab} values"),
         })?;
-        resources.buffers.ensure_logits(resources.device, bytes)?;
-        self.bind(resources)?;
-        match observer {
-            None => self.launch_all(&values, resources)?,
-            Some(observer) => self.launch_observed(batch, &values, resources, observer)?,
+        let last = sides.get_mut(self.logits).ok_or_else(|| no_buffer("logits"))?;
+        last.buffers.ensure_logits(&last.device, bytes)?;
+        for (side, on) in sides.iter().enumerate() {
+            self.bind(side, on)?;
         }
-        resources.stream.wait()?;
-        if batch.rows() == 0 {
-            logits.clear();
-            return Ok(());
+        Ok(values)
+    }
+
+    /// Launches one instruction of a step that was begun.
+    pub(crate) fn launch_one(&mut self, i: usize, values: &[i64; 5], sides: &[DeviceSide]) -> Result<(), RuntimeError> {
+        let launch = self.launches.get_mut(i).ok_or_else(|| no_buffer("an instruction"))?;
+        launch.start(values, &sides[launch.side].stream)
+    }
+
+    /// Kernel of an instruction.
+    pub(crate) fn kernel(&self, i: usize) -> &str {
+        self.launches.get(i).map_or("", |launch| &launch.plan.info().kernel)
+    }
+
+    fn launch_all(&mut self, values: &[i64; 5], sides: &[DeviceSide]) -> Result<(), RuntimeError> {
+        if let ([only], true) = (sides, self.assignment.transfers.is_empty()) {
+            return self.launches.iter_mut().try_for_each(|launch| launch.start(values, &only.stream));
         }
-        // What is there from the last step is written over: nothing is cleared first.
-        logits.resize(rows * vocab, 0.0);
-        let buffer = resources.buffers.logits.as_ref().ok_or_else(|| no_buffer("logits"))?;
-        resources.stream.copy_to_host(&buffer.slice(0, bytes)?, bytemuck::cast_slice_mut(logits.as_mut_slice()))?;
+        let mut crossed = 0;
+        for (i, launch) in self.launches.iter_mut().enumerate() {
+            crossed = cross(&self.assignment, crossed, i, values, sides, &mut self.crossing)?;
+            launch.start(values, &sides[launch.side].stream)?;
+        }
         Ok(())
     }
 
-    fn launch_all(&mut self, values: &[i64; 5], resources: &Resources<'_>) -> Result<(), RuntimeError> {
-        self.launches.iter_mut().try_for_each(|launch| launch.start(values, resources.stream))
-    }
-
-    /// One instruction after the other: each is waited for before the next.
+    /// One instruction after the other: each is waited for before the next. What is copied for it counts as its time.
     fn launch_observed(
         &mut self,
         batch: &Batch,
         values: &[i64; 5],
-        resources: &Resources<'_>,
+        sides: &[DeviceSide],
         observer: &mut dyn StepObserver,
     ) -> Result<(), RuntimeError> {
         let sizes = Sizes { batch, symbols: values };
-        for (launch, instruction) in self.launches.iter_mut().zip(&self.program.instructions) {
+        let mut crossed = 0;
+        for (i, (launch, instruction)) in self.launches.iter_mut().zip(&self.program.instructions).enumerate() {
             let start = Instant::now();
-            launch.start(values, resources.stream)?;
-            resources.stream.wait()?;
+            crossed = cross(&self.assignment, crossed, i, values, sides, &mut self.crossing)?;
+            let stream = &sides[launch.side].stream;
+            launch.start(values, stream)?;
+            stream.wait()?;
             let time = start.elapsed();
             observer.completed(instruction, &cost::cost(instruction, &launch.weight_bytes(), &sizes), time);
         }
@@ -255,20 +338,22 @@ impl Executor {
     }
 
     /// What a step asks of a machine, without computing it.
-    pub(crate) fn cost(&self, batch: &Batch, kv: &KvMemory) -> Result<Vec<Cost>, RuntimeError> {
-        let values = self.symbol_values(batch, kv)?;
+    pub(crate) fn cost(&self, batch: &Batch, sides: &[DeviceSide]) -> Result<Vec<Cost>, RuntimeError> {
+        let values = self.symbol_values(batch, sides)?;
         let sizes = Sizes { batch, symbols: &values };
         let both = self.launches.iter().zip(&self.program.instructions);
         Ok(both.map(|(launch, instruction)| cost::cost(instruction, &launch.weight_bytes(), &sizes)).collect())
     }
 
-    fn symbol_values(&self, batch: &Batch, kv: &KvMemory) -> Result<[i64; 5], RuntimeError> {
+    fn symbol_values(&self, batch: &Batch, sides: &[DeviceSide]) -> Result<[i64; 5], RuntimeError> {
         let mut values = [0i64; 5];
         values[Symbol::Tokens as usize] = batch.tokens() as i64;
         values[Symbol::Sequences as usize] = batch.sequences() as i64;
         values[Symbol::Rows as usize] = batch.rows().max(1) as i64;
         values[Symbol::Blocks as usize] = batch.blocks() as i64;
-        values[Symbol::CacheBlocks as usize] = i64::from(kv.committed());
+        // Sides hold different caches of the same blocks; what all of them have backed is there for every op.
+        let committed = sides.iter().filter(|side| side.kv.has_states()).map(|side| side.kv.committed()).min();
+        values[Symbol::CacheBlocks as usize] = i64::from(committed.unwrap_or(0));
         for symbol in Symbol::ALL {
             let bounds = self.program.bounds.get(symbol);
             let value = values[symbol as usize] as u64;
@@ -283,11 +368,11 @@ impl Executor {
         Ok(values)
     }
 
-    fn upload(&self, batch: &Batch, resources: &mut Resources<'_>) -> Result<(), RuntimeError> {
-        let mut table = std::mem::take(&mut resources.buffers.table);
+    fn upload(&self, batch: &Batch, sides: &mut [DeviceSide]) -> Result<(), RuntimeError> {
+        let mut table = std::mem::take(&mut sides[MAIN].buffers.table);
         batch.block_table(&mut table);
         let no_rows = [0i32];
-        for name in &self.program.inputs {
+        for (name, readers) in self.program.inputs.iter().zip(&self.readers) {
             let values: &[i32] = match *name {
                 inputs::TOKEN_IDS => &batch.token_ids,
                 inputs::POSITIONS => &batch.positions,
@@ -306,30 +391,32 @@ impl Executor {
                 }
             };
             let bytes: &[u8] = bytemuck::cast_slice(values);
-            resources.buffers.ensure_input(resources.device, name, bytes.len() as u64)?;
-            let buffer = resources.buffers.inputs.get(name).ok_or_else(|| no_buffer(name))?;
-            resources.stream.copy_from_host(bytes, &buffer.slice(0, bytes.len() as u64)?)?;
+            for on in sides.iter_mut().zip(readers).filter(|(_, reads)| **reads).map(|(on, _)| on) {
+                on.buffers.ensure_input(&on.device, name, bytes.len() as u64)?;
+                let buffer = on.buffers.inputs.get(name).ok_or_else(|| no_buffer(name))?;
+                on.stream.copy_from_host(bytes, &buffer.slice(0, bytes.len() as u64)?)?;
+            }
         }
-        resources.buffers.table = table;
+        sides[MAIN].buffers.table = table;
         Ok(())
     }
 
-    /// Binds moving operands if a buffer moved since the last step.
-    fn bind(&mut self, resources: &Resources<'_>) -> Result<(), RuntimeError> {
-        let epoch = (resources.arenas.epoch(), resources.buffers.epoch);
-        if self.bound == Some(epoch) {
+    /// Binds moving operands of a side if a buffer moved since the last step.
+    fn bind(&mut self, side: Side, on: &DeviceSide) -> Result<(), RuntimeError> {
+        let epoch = (on.arenas.epoch(), on.buffers.epoch);
+        if self.bound[side] == Some(epoch) {
             return Ok(());
         }
-        let workspace = resources.arenas.workspace();
-        for launch in &mut self.launches {
+        let workspace = on.arenas.workspace();
+        for launch in self.launches.iter_mut().filter(|launch| launch.side == side) {
             for (i, source) in launch.inputs.iter().enumerate() {
-                match resolve(source, &self.program, resources)? {
+                match resolve(source, &self.program, on)? {
                     Some(slice) => launch.args.set_input(i, &slice),
                     None => launch.args.clear_input(i),
                 };
             }
             for (i, source) in launch.outputs.iter().enumerate() {
-                if let Some(slice) = resolve(source, &self.program, resources)? {
+                if let Some(slice) = resolve(source, &self.program, on)? {
                     launch.args.set_output(i, &slice);
                 }
             }
@@ -337,24 +424,48 @@ impl Executor {
                 launch.args.set_workspace(workspace);
             }
         }
-        self.bound = Some(epoch);
+        self.bound[side] = Some(epoch);
         Ok(())
     }
 }
 
-fn resolve(source: &Source, program: &Program, resources: &Resources<'_>) -> Result<Option<Slice>, RuntimeError> {
+/// Copies the values that instruction `at` needs from the other side; `next` is the first copy that was not made yet.
+fn cross(
+    assignment: &Assignment,
+    mut next: usize,
+    at: usize,
+    values: &[i64; 5],
+    sides: &[DeviceSide],
+    memory: &mut Vec<u8>,
+) -> Result<usize, RuntimeError> {
+    while let Some(transfer) = assignment.transfers.get(next).filter(|transfer| transfer.before == at) {
+        let (from, to) = (&sides[transfer.from()], &sides[transfer.to]);
+        let bytes = transfer.bytes(values);
+        let slice = |side: &DeviceSide| {
+            let rest = side.arenas.slice(transfer.pool, transfer.offset).ok_or_else(|| no_buffer("an operand"))?;
+            Ok::<Slice, RuntimeError>(rest.slice(0, bytes)?)
+        };
+        memory.resize(usize::try_from(bytes).unwrap_or(usize::MAX), 0);
+        from.stream.copy_to_host(&slice(from)?, memory)?;
+        to.stream.copy_from_host(memory, &slice(to)?)?;
+        next += 1;
+    }
+    Ok(next)
+}
+
+fn resolve(source: &Source, program: &Program, on: &DeviceSide) -> Result<Option<Slice>, RuntimeError> {
     let (place, offset) = match source {
         Source::Absent => return Ok(None),
         Source::Fixed(slice) => return Ok(Some(slice.clone())),
         Source::Moving(place, offset) => (*place, *offset),
     };
     let slice = match place {
-        Place::Arena { pool, offset } => resources.arenas.slice(pool, offset),
-        Place::State { id, layer } => resources.kv.slice(id, layer),
+        Place::Arena { pool, offset } => on.arenas.slice(pool, offset),
+        Place::State { id, layer } => on.kv.slice(id, layer),
         Place::Input { index } => {
-            program.inputs.get(index as usize).and_then(|name| resources.buffers.inputs.get(name)).map(Buffer::whole)
+            program.inputs.get(index as usize).and_then(|name| on.buffers.inputs.get(name)).map(Buffer::whole)
         }
-        Place::Logits => resources.buffers.logits.as_ref().map(Buffer::whole),
+        Place::Logits => on.buffers.logits.as_ref().map(Buffer::whole),
         Place::Weight { .. } | Place::Constant { .. } | Place::Absent => None,
     };
     let slice = slice.ok_or_else(|| no_buffer("an operand"))?;
@@ -413,20 +524,14 @@ pub(crate) fn weights_of(
     Ok(())
 }
 
-fn upload_constants(program: &Program, device: &Device, stream: &Stream) -> Result<Vec<Slice>, RuntimeError> {
-    program
-        .constants
-        .iter()
-        .map(|values| {
-            let bytes: &[u8] = bytemuck::cast_slice(values);
-            let size = (bytes.len() as u64).max(4);
-            let buffer = device.alloc(&BufferDesc::new(size, QHAL_USAGE_ACTIVATION, Scope::Persistent, "constant"))?;
-            if !bytes.is_empty() {
-                stream.copy_from_host(bytes, &buffer.slice(0, bytes.len() as u64)?)?;
-            }
-            Ok(buffer.whole())
-        })
-        .collect()
+fn upload_constant(values: &[f32], device: &Device, stream: &Stream) -> Result<Slice, RuntimeError> {
+    let bytes: &[u8] = bytemuck::cast_slice(values);
+    let size = (bytes.len() as u64).max(4);
+    let buffer = device.alloc(&BufferDesc::new(size, QHAL_USAGE_ACTIVATION, Scope::Persistent, "constant"))?;
+    if !bytes.is_empty() {
+        stream.copy_from_host(bytes, &buffer.slice(0, bytes.len() as u64)?)?;
+    }
+    Ok(buffer.whole())
 }
 
 fn no_place(operand: &Operand) -> RuntimeError {

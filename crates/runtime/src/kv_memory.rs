@@ -34,15 +34,16 @@ pub fn block_bytes(state: &StateDecl, dtype: DType, block_size: u32) -> u64 {
     elements.saturating_mul(dtype.block_bytes() as u64)
 }
 
-/// Bytes of one block over all layers of a model.
+/// Bytes of one block over all layers of the states that `held` says are on a device.
 #[must_use]
-pub fn bytes_per_block(graph: &Graph, dtype: DType, block_size: u32) -> u64 {
+pub fn bytes_per_block(graph: &Graph, dtype: DType, block_size: u32, held: &dyn Fn(StateId) -> bool) -> u64 {
     let bytes = |state: &StateDecl| block_bytes(state, dtype, block_size).saturating_mul(u64::from(state.layers));
-    graph.states.iter().map(bytes).fold(0, u64::saturating_add)
+    let held = graph.states.iter().enumerate().filter(|(at, _)| held(StateId(*at as u32)));
+    held.map(|(_, state)| bytes(state)).fold(0, u64::saturating_add)
 }
 
 impl KvMemory {
-    /// Address space for `limit` blocks of every layer.
+    /// Address space for `limit` blocks of every layer of the states that `held` says are on this device.
     ///
     /// # Errors
     /// If the device has not so much address space or memory.
@@ -52,11 +53,16 @@ impl KvMemory {
         dtype: DType,
         block_size: u32,
         limit: u32,
+        held: &dyn Fn(StateId) -> bool,
     ) -> Result<Self, RuntimeError> {
         let growable = device.caps().has(QHAL_FEATURE_VMM);
         let granularity = device.caps().vmm_granularity.unwrap_or(1).max(1);
         let mut layers = Vec::with_capacity(graph.states.len());
-        for state in &graph.states {
+        for (at, state) in graph.states.iter().enumerate() {
+            if !held(StateId(at as u32)) {
+                layers.push(Vec::new());
+                continue;
+            }
             let block_bytes = block_bytes(state, dtype, block_size);
             let bytes = block_bytes
                 .checked_mul(u64::from(limit))
@@ -102,6 +108,12 @@ impl KvMemory {
     #[must_use]
     pub fn slice(&self, state: StateId, layer: u32) -> Option<Slice> {
         self.layers.get(state.index())?.get(layer as usize).map(|layer| layer.buffer.whole())
+    }
+
+    /// Whether a cache is held here.
+    #[must_use]
+    pub fn has_states(&self) -> bool {
+        self.layers.iter().any(|layers| !layers.is_empty())
     }
 
     /// Blocks that are backed.

@@ -20,6 +20,7 @@ mod executor;
 pub mod kv_memory;
 pub mod kv_pool;
 mod model;
+mod placement;
 pub mod weights;
 
 pub use batch::{Batch, LogitRows, SequenceKv};
@@ -27,5 +28,6 @@ pub use cost::{Cost, StepObserver};
 pub use device_model::HalDeviceModel;
 pub use error::{Bytes, RuntimeError};
 pub use executor::Executor;
-pub use model::{Compiled, MemoryReport, Model, ModelOptions, PlannedOp};
+pub use model::{Compiled, MemoryReport, Model, ModelOptions, OpDifference, PlannedOp};
+pub use placement::{Fallback, MAX_CROSSINGS, Placement};
 pub use qwen_ir::passes::{KvDType, PassName, Policy};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use qwen_formats::{Checkpoint, DType};
-use qwen_hal::{Device, Stream};
+use qwen_hal::Device;
 use qwen_ir::passes::{self, CompileOptions, KvDType, PassName, Policy, Report};
 use qwen_ir::{Graph, GrowthPattern, MlaForm, Op, Phase, Symbol, SymbolBounds};
 
@@ -12,16 +12,19 @@ use crate::arenas::Arenas;
 use crate::batch::{Batch, SequenceKv};
 use crate::cost::{Cost, StepObserver};
 use crate::device_model::HalDeviceModel;
-use crate::executor::{Executor, Resources, StepBuffers};
+use crate::executor::{DeviceSide, Executor, StepBuffers};
 use crate::kv_memory::{self, KvMemory};
 use crate::kv_pool::{KvPool, KvPoolStats};
+use crate::placement::{Assignment, FALLBACK, Fallback, MAIN, Placement, Planner, Side};
 use crate::weights::WeightStore;
 use crate::{Bytes, RuntimeError};
 
 mod compile;
+mod differences;
 mod planned;
 
 pub use compile::Compiled;
+pub use differences::OpDifference;
 pub use planned::PlannedOp;
 
 /// Limits and choices.
@@ -79,25 +82,23 @@ pub struct MemoryReport {
 
 /// A model on a device.
 pub struct Model {
-    device: Device,
-    stream: Stream,
+    /// The model's own device, and the one that computes what it refuses if there is something.
+    sides: Vec<DeviceSide>,
+    max_crossings: u32,
     graph: Graph,
     options: ModelOptions,
     block_size: u32,
-    weights: WeightStore,
-    arenas: Arenas,
     kv_pool: KvPool,
-    kv: KvMemory,
-    buffers: StepBuffers,
     executors: HashMap<(Phase, u32), Executor>,
     phase_matters: bool,
+    fallbacks: Vec<Fallback>,
     reports: Vec<Report>,
     dump: Option<String>,
 }
 
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Model").field("name", &self.graph.name).field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("Model").field("name", &self.graph.name).field("device", self.device()).finish_non_exhaustive()
     }
 }
 
@@ -112,15 +113,15 @@ impl Model {
     /// Loads a model: compiles the graph for its largest and its smallest steps and packs the weights.
     ///
     /// # Errors
-    /// If a pass, an op or a weight does not fit, or memory is short.
+    /// If a pass, an op or a weight does not fit, memory is short, or more values would cross between devices than allowed.
     pub fn load(
         graph: Graph,
-        checkpoint: Arc<Checkpoint>,
-        device: Device,
+        checkpoint: &Arc<Checkpoint>,
+        placement: impl Into<Placement>,
         options: ModelOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, RuntimeError> {
-        let mut model = Self::unprepared(graph, checkpoint, device, options)?;
+        let mut model = Self::unprepared(graph, checkpoint, &placement.into(), options)?;
         model.prepare(progress)?;
         Ok(model)
     }
@@ -128,11 +129,10 @@ impl Model {
     /// A model that has compiled and loaded nothing yet.
     fn unprepared(
         graph: Graph,
-        checkpoint: Arc<Checkpoint>,
-        device: Device,
+        checkpoint: &Arc<Checkpoint>,
+        placement: &Placement,
         options: ModelOptions,
     ) -> Result<Self, RuntimeError> {
-        let stream = device.stream("model")?;
         let block_size = graph
             .states
             .iter()
@@ -151,22 +151,29 @@ impl Model {
             expected: format!("at most {}", i32::MAX),
             found: options.max_cached_tokens.to_string(),
         })?;
-        let weights = WeightStore::new(checkpoint, &graph);
         let phase_matters = options.mla_form.is_none() && has_latent_attention(&graph);
-        let placeholder = KvMemory::reserve(&device, &Graph::new("none"), DType::F32, block_size, 0)?;
+        let side = |device: Device| {
+            Ok(DeviceSide {
+                stream: device.stream("model")?,
+                weights: WeightStore::new(Arc::clone(checkpoint), &graph),
+                arenas: Arenas::default(),
+                // What it holds is known when the model is planned.
+                kv: KvMemory::reserve(&device, &graph, DType::F32, block_size, 0, &|_| false)?,
+                buffers: StepBuffers::new(),
+                device,
+            })
+        };
+        let sides = placement.devices().into_iter().map(side).collect::<Result<Vec<_>, RuntimeError>>()?;
         Ok(Self {
+            sides,
+            max_crossings: placement.max_crossings,
             kv_pool: KvPool::new(limit, 8),
-            kv: placeholder,
-            device,
-            stream,
             graph,
             options,
             block_size,
-            weights,
-            arenas: Arenas::default(),
-            buffers: StepBuffers::new(),
             executors: HashMap::new(),
             phase_matters,
+            fallbacks: Vec::new(),
             reports: Vec::new(),
             dump: None,
         })
@@ -187,37 +194,108 @@ impl Model {
     fn prepare(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), RuntimeError> {
         let limit = self.kv_pool.limit();
         let programs = self.programs()?;
-        let kv_dtype = programs.first().and_then(|(_, _, c)| c.graph.states.first()).map_or(DType::F32, |s| s.dtype);
-        self.check_memory(kv_dtype, limit)?;
-        self.kv = KvMemory::reserve(&self.device, &self.graph, kv_dtype, self.block_size, limit)?;
+        let states = programs.first().map(|(_, _, compiled)| compiled.graph.states.clone()).unwrap_or_default();
+        let kv_dtype = states.first().map_or(DType::F32, |state| state.dtype);
         if let Some((_, _, compiled)) = programs.first() {
             self.reports.clone_from(&compiled.reports);
             self.dump.clone_from(&compiled.dump);
         }
+        let (assignments, state_sides) = self.assign(&programs)?;
+        for side in 0..self.sides.len() {
+            let held = |state: qwen_ir::StateId| state_sides.get(state.index()) == Some(&side);
+            self.check_memory(side, kv_dtype, &held)?;
+            let on = &mut self.sides[side];
+            on.kv = KvMemory::reserve(&on.device, &self.graph, kv_dtype, self.block_size, limit, &held)?;
+        }
         let total = programs.len();
-        for (i, (phase, tokens, compiled)) in programs.into_iter().enumerate() {
+        for (i, ((phase, tokens, compiled), assignment)) in programs.into_iter().zip(assignments).enumerate() {
             let mut part = |done: usize, of: usize| progress(i * of + done, total * of);
-            let executor = Executor::new(
-                compiled.program,
-                phase,
-                &compiled.graph.states,
-                &self.device,
-                &self.stream,
-                &mut self.weights,
-                &mut part,
-            )?;
+            let states = &compiled.graph.states;
+            let executor = Executor::new(compiled.program, assignment, phase, states, &mut self.sides, &mut part)?;
             let arenas = executor.program().arena_bytes;
-            self.arenas.ensure(&self.device, arenas, executor.workspace_bytes())?;
+            for (side, on) in self.sides.iter_mut().enumerate() {
+                on.arenas.ensure(&on.device, arenas, executor.workspace_bytes(side))?;
+            }
             self.executors.insert((phase, tokens), executor);
         }
         Ok(())
     }
 
+    /// Side of every instruction of the programs and of every state. A device that helps out and has nothing to do is let go.
+    fn assign(
+        &mut self,
+        programs: &[(Phase, u32, passes::Compiled)],
+    ) -> Result<(Vec<Assignment>, Vec<Side>), RuntimeError> {
+        let nothing = || programs.iter().map(|_| Assignment::default()).collect();
+        let states = programs.first().map(|(_, _, compiled)| compiled.graph.states.as_slice()).unwrap_or_default();
+        if self.sides.len() == 1 {
+            return Ok((nothing(), vec![MAIN; states.len()]));
+        }
+        let mut planner = Planner::new(&self.sides[MAIN].device, states);
+        for (phase, _, compiled) in programs {
+            planner.look_at(&compiled.program, *phase)?;
+        }
+        let state_sides = (0..states.len()).map(|i| planner.state_side(qwen_ir::StateId(i as u32))).collect();
+        let mut assignments = Vec::with_capacity(programs.len());
+        let mut fallbacks: Vec<Fallback> = Vec::new();
+        for (phase, _, compiled) in programs {
+            let (assignment, found) = planner.assign(&compiled.program, *phase)?;
+            // Steps of all sizes refuse the same things; what only some refuse is told too.
+            for new in found {
+                if !fallbacks.iter().any(|known| (known.op, &known.reason) == (new.op, &new.reason)) {
+                    fallbacks.push(new);
+                }
+            }
+            assignments.push(assignment);
+        }
+        let reasons = || fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let idle = |(assignment, (_, _, compiled)): (&Assignment, &(Phase, u32, passes::Compiled))| {
+            !assignment.uses(&compiled.program, MAIN, |_| true)
+        };
+        if assignments.iter().zip(programs).any(idle) {
+            return Err(RuntimeError::Idle { device: self.device().info().name.clone(), reasons: reasons() });
+        }
+        let crossings = assignments.iter().map(|assignment| assignment.transfers.len()).max().unwrap_or(0);
+        if crossings > self.max_crossings as usize {
+            return Err(RuntimeError::Crossings {
+                device: self.device().info().name.clone(),
+                fallback: self.sides[FALLBACK].device.info().name.clone(),
+                crossings,
+                limit: self.max_crossings,
+                reasons: reasons(),
+            });
+        }
+        for fallback in &fallbacks {
+            tracing::warn!(
+                "computed on {} instead of {}: {fallback}",
+                self.sides[FALLBACK].device.plugin().name(),
+                self.device().plugin().name()
+            );
+        }
+        if fallbacks.is_empty() {
+            self.sides.truncate(1);
+            return Ok((nothing(), vec![MAIN; states.len()]));
+        }
+        tracing::warn!(
+            "each step copies {crossings} values between devices, at most {} are allowed",
+            self.max_crossings
+        );
+        self.fallbacks = fallbacks;
+        Ok((assignments, state_sides))
+    }
+
     /// Refuses what can't fit, before anything is allocated for it.
-    fn check_memory(&self, kv_dtype: DType, limit: u32) -> Result<(), RuntimeError> {
+    fn check_memory(
+        &self,
+        side: Side,
+        kv_dtype: DType,
+        held: &dyn Fn(qwen_ir::StateId) -> bool,
+    ) -> Result<(), RuntimeError> {
+        let limit = self.kv_pool.limit();
         let needed =
-            kv_memory::bytes_per_block(&self.graph, kv_dtype, self.block_size).saturating_mul(u64::from(limit));
-        let Some(available) = self.device.health().ok().and_then(|health| health.memory_free) else { return Ok(()) };
+            kv_memory::bytes_per_block(&self.graph, kv_dtype, self.block_size, held).saturating_mul(u64::from(limit));
+        let health = self.sides[side].device.health();
+        let Some(available) = health.ok().and_then(|health| health.memory_free) else { return Ok(()) };
         if needed > available {
             return Err(RuntimeError::Memory {
                 what: format!(
@@ -255,7 +333,8 @@ impl Model {
         options.kv_dtype = self.options.kv_dtype;
         options.mla_form = self.options.mla_form;
         options.dump_after = self.options.dump_after;
-        let device = HalDeviceModel::new(&self.device, bounds, phase, &self.graph.states);
+        let fallback = self.sides.get(FALLBACK).map(|side| &side.device);
+        let device = HalDeviceModel::new(self.device(), bounds, phase, &self.graph.states).with_fallback(fallback);
         let _span = tracing::info_span!("compile", ?phase, tokens).entered();
         Ok(passes::compile(&self.graph, &options, &device)?)
     }
@@ -275,7 +354,9 @@ impl Model {
             return Err(RuntimeError::KvExhausted { wanted, free: available, limit });
         }
         if let Some(total) = self.kv_pool.growth_for(wanted) {
-            self.kv.commit(total)?;
+            for side in &mut self.sides {
+                side.kv.commit(total)?;
+            }
             self.kv_pool.committed(total);
         }
         for _ in 0..wanted {
@@ -327,7 +408,7 @@ impl Model {
     /// If the step is larger than the limits.
     pub fn step_cost(&self, phase: Phase, batch: &Batch) -> Result<Vec<Cost>, RuntimeError> {
         let key = self.executor_for(phase, batch)?;
-        self.executors.get(&key).map_or_else(|| Ok(Vec::new()), |executor| executor.cost(batch, &self.kv))
+        self.executors.get(&key).map_or_else(|| Ok(Vec::new()), |executor| executor.cost(batch, &self.sides))
     }
 
     fn run(
@@ -339,14 +420,7 @@ impl Model {
     ) -> Result<(), RuntimeError> {
         let key = self.executor_for(phase, batch)?;
         let Some(executor) = self.executors.get_mut(&key) else { return Err(self.too_large(key.0, batch)) };
-        let mut resources = Resources {
-            device: &self.device,
-            stream: &self.stream,
-            arenas: &self.arenas,
-            kv: &self.kv,
-            buffers: &mut self.buffers,
-        };
-        executor.run(batch, &mut resources, logits, observer)
+        executor.run(batch, &mut self.sides, logits, observer)
     }
 
     /// The smallest executor that holds a step.
@@ -407,18 +481,29 @@ impl Model {
     }
     /// The device.
     #[must_use]
-    pub const fn device(&self) -> &Device {
-        &self.device
+    pub fn device(&self) -> &Device {
+        &self.sides[MAIN].device
     }
-    /// Bytes by pool.
+    /// What another device computes, because the model's own refuses it.
+    #[must_use]
+    pub fn fallbacks(&self) -> &[Fallback] {
+        &self.fallbacks
+    }
+    /// Most values that a step copies between devices.
+    #[must_use]
+    pub fn crossings(&self) -> usize {
+        self.executors.values().map(Executor::crossings).max().unwrap_or(0)
+    }
+    /// Bytes by pool, over all devices.
     #[must_use]
     pub fn memory(&self) -> MemoryReport {
+        let sum = |of: &dyn Fn(&DeviceSide) -> u64| self.sides.iter().map(of).sum();
         MemoryReport {
-            weights_packed: self.weights.packed_bytes(),
-            weights_owned: self.weights.owned_bytes(),
-            kv_committed: self.kv.committed_bytes(),
-            arenas: self.arenas.bytes(),
-            step_buffers: self.buffers.bytes(),
+            weights_packed: sum(&|side| side.weights.packed_bytes()),
+            weights_owned: sum(&|side| side.weights.owned_bytes()),
+            kv_committed: sum(&|side| side.kv.committed_bytes()),
+            arenas: [0, 1, 2, 3].map(|pool| sum(&|side| side.arenas.bytes()[pool])),
+            step_buffers: sum(&|side| side.buffers.bytes()),
             kv: self.kv_pool.stats(),
         }
     }

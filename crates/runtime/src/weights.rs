@@ -134,18 +134,32 @@ impl WeightStore {
         if let Some(stored) = self.stored.get(&key) {
             return Ok(stored.slice.clone());
         }
+        let (owner, name, converted) = self.on_host(device, key)?;
+        let imported = device.caps().has(QHAL_FEATURE_IMPORT_HOST);
+        let slice = match imported {
+            true => to_device(device, stream, owner, name)?,
+            false => {
+                // An allocator is asked for few, large pieces.
+                let bytes = (*owner).as_ref();
+                let slice = self.slab.take(device, bytes.len() as u64)?;
+                stream.copy_from_host(bytes, &slice)?;
+                self.release(key)?;
+                slice
+            }
+        };
+        self.stored.insert(key, Stored { slice: slice.clone(), owned: converted || !imported });
+        Ok(slice)
+    }
+
+    /// Bytes of a weight in host memory, its name, and whether they are not the file's own.
+    fn on_host(&self, device: &Device, key: WeightKey) -> Result<(HostOwner, String, bool), RuntimeError> {
         self.check_present(device, key)?;
         let (decl, source) = self.source(key)?;
-        let material = self.materialise(decl, source)?;
-        let name = decl.name.clone();
-        let (owner, converted): (HostOwner, bool) = match material {
+        let (owner, converted): (HostOwner, bool) = match self.materialise(decl, source)? {
             Material::Mapped(range) => (Arc::new(range), false),
             Material::Owned(bytes) => (Arc::new(bytes), true),
         };
-        let imported = device.caps().has(QHAL_FEATURE_IMPORT_HOST);
-        let slice = to_device(device, stream, owner, name)?;
-        self.stored.insert(key, Stored { slice: slice.clone(), owned: converted || !imported });
-        Ok(slice)
+        Ok((owner, decl.name.clone(), converted))
     }
 
     /// The weight in the form that input `input` of a plan wants.
@@ -192,17 +206,19 @@ impl WeightStore {
         (plan, input): (&Plan, usize),
         target: &Slice,
     ) -> Result<(), RuntimeError> {
-        let kept = self.stored.contains_key(&key);
-        let raw = self.stored(device, stream, key)?;
+        let raw = match self.stored.get(&key) {
+            Some(stored) => stored.slice.clone(),
+            // Nobody else uses the stored form yet; who does later maps it again.
+            None => {
+                let (owner, name, _) = self.on_host(device, key)?;
+                to_device(device, stream, owner, name)?
+            }
+        };
         plan.prepack(stream, input, &raw, target).map_err(|source| RuntimeError::Launch {
             origin: format!("packing {}", self.name(key)),
             source: Box::new(source),
         })?;
         stream.wait()?;
-        if !kept {
-            // Nobody else uses the stored form yet; who does later maps it again.
-            self.stored.remove(&key);
-        }
         drop(raw);
         self.release(key)
     }

@@ -50,7 +50,7 @@ pub struct Kernels {
     #[arg(long, conflicts_with_all = ["tune", "assert", "model"])]
     forget: bool,
     /// Device to compute on, as `qwen devices` lists them: the CPU, or a plugin's
-    #[arg(long, value_name = "NAME[:N]", default_value = "cpu")]
+    #[arg(long, value_name = "NAME[:MODEL][:N]", default_value = "cpu")]
     device: DeviceName,
     /// A plugin's library, beside those of the usual places (may be repeated)
     #[arg(long = "plugin", value_name = "FILE")]

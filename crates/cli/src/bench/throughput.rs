@@ -1,22 +1,20 @@
 //! `qwen-bench throughput`: how many tokens a second a model computes, and how many the machine would allow.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
 use qwen_bench::{Bench, Breakdown, LENGTH, Limits, Line, Measured, Workload};
-use qwen_engine::{EngineError, LoadOptions, LoadStage, LoadedModel};
-use qwen_hal::Device;
+use qwen_engine::{EngineError, LoadOptions, LoadStage, LoadedModel, Placement};
 use serde::Serialize;
 
 use super::limits;
-use crate::arguments::{KvCacheDtype, ModelArgument, Precision, RuntimeArguments};
+use crate::arguments::{DeviceArguments, KvCacheDtype, ModelArgument, Precision, RuntimeArguments};
 use crate::console::{DIM, NAME, Progress, bytes, print_json, printable, stdout};
 use crate::error::CliError;
 use crate::memory::{peak_resident_bytes, reset_peak};
 use crate::model::{self, Wish};
-use crate::plugins::{self, DeviceName};
+use crate::plugins;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -50,15 +48,8 @@ pub struct Throughput {
     /// Timed repetitions, after one that is not timed
     #[arg(long, short, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
-    /// Device to compute on, as `qwen devices` lists them: the CPU, or a plugin's
-    #[arg(long, value_name = "NAME[:N]", default_value = "cpu")]
-    device: DeviceName,
-    /// A plugin's library, beside those of the usual places (may be repeated)
-    #[arg(long = "plugin", value_name = "FILE")]
-    plugins: Vec<PathBuf>,
-    /// Threads to compute with [default: all that the process may use, or QWEN_THREADS]
-    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: Option<u32>,
+    #[command(flatten)]
+    place: DeviceArguments,
     /// How exactly numbers are computed
     #[arg(long, value_enum, default_value_t = Precision::Balanced)]
     precision: Precision,
@@ -144,17 +135,17 @@ impl Throughput {
             return Err(CliError::input("--prompt and --generate", "something to measure", "0 of both", help));
         }
         let path = model::resolve(&self.model.model)?;
-        let device = plugins::open(&self.device, &self.plugins, self.threads)?;
-        let threads = self.threads.map_or_else(qwen_hal::available_threads, |n| n as usize);
+        let placement = plugins::place(&self.place, model::file_bytes(&path))?;
+        let threads = self.place.threads.map_or_else(qwen_hal::available_threads, |n| n as usize);
         // The probe's memory must not count as the model's.
         let mut probes: Vec<Limits> = Vec::new();
         if !self.no_limits && reset_peak() {
             probes.extend(limits::measure(threads));
         }
         let resettable = reset_peak();
-        let name = device.info().name.clone();
+        let name = placement.device.info().name.clone();
         let start = Instant::now();
-        let mut loaded = self.load(&path, device, &workload)?;
+        let mut loaded = self.load(&path, placement, &workload)?;
         let load_seconds = start.elapsed().as_secs_f64();
         let mut breakdowns = self.breakdown.then(|| [Breakdown::default(), Breakdown::default()]);
         let [of_prefill, of_decode] = match &mut breakdowns {
@@ -191,11 +182,9 @@ impl Throughput {
         if self.json { print_json(&report) } else { report.print() }
     }
 
-    fn load(&self, path: &std::path::Path, device: Device, workload: &Workload) -> Result<LoadedModel, CliError> {
+    fn load(&self, path: &std::path::Path, placement: Placement, workload: &Workload) -> Result<LoadedModel, CliError> {
         let runtime = RuntimeArguments {
-            device: self.device.clone(),
-            plugins: self.plugins.clone(),
-            threads: self.threads,
+            place: self.place.clone(),
             precision: self.precision,
             kv_cache_dtype: self.kv_cache_dtype,
             max_seq_len: None,
@@ -207,7 +196,7 @@ impl Throughput {
             LoadStage::Opening => {}
             LoadStage::Weights { done, total } => progress.set(done as u64, total as u64),
         };
-        LoadedModel::load(path, device, &options, &mut show).map_err(|error| match error {
+        LoadedModel::load(path, placement, &options, &mut show).map_err(|error| match error {
             // The bench has no such option: the length follows from others.
             EngineError::Parameter { name: "max-seq-len", expected, found } => {
                 EngineError::Parameter { name: LENGTH, expected, found }.into()

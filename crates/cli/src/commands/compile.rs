@@ -28,7 +28,7 @@ to be made again, which the program then says.";
 #[command(name = "qwen-compile", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Compile {
     /// Device to compile for, as `qwen devices` lists them
-    #[arg(long, value_name = "NAME[:N]", default_value = "cpu")]
+    #[arg(long, value_name = "NAME[:MODEL][:N]", default_value = "cpu")]
     target: DeviceName,
     /// A plugin's library, beside those of the usual places (may be repeated)
     #[arg(long = "plugin", value_name = "FILE")]

@@ -85,6 +85,8 @@ struct PluginReport {
 /// A device, as `--json` prints it. Unknown values are null.
 #[derive(Debug, Serialize)]
 struct Report {
+    /// What `--device` takes.
+    device: String,
     plugin: String,
     plugin_version: String,
     index: u32,
@@ -231,9 +233,18 @@ impl Answer {
             errors.push(sentence(&error));
             0
         });
+        let mut of_model: Vec<String> = Vec::new();
         for index in 0..count {
             match plugin.open(index, &[]).map_err(CliError::from) {
-                Ok(device) => self.devices.push(report(&device)),
+                Ok(device) => {
+                    let mut report = report(&device);
+                    if let Some(model) = device.info().model() {
+                        let before = of_model.iter().filter(|other| *other == model).count();
+                        report.device = format!("{}:{model}:{before}", report.plugin);
+                        of_model.push(model.to_owned());
+                    }
+                    self.devices.push(report);
+                }
                 Err(error) => errors.push(sentence(&error)),
             }
         }
@@ -273,6 +284,7 @@ impl Report {
             can: ABILITIES.iter().filter(|(bit, _)| entry.bits & bit != 0).map(|(_, name)| *name).collect(),
         };
         Self {
+            device: format!("{}:{}", manifest.name, info.index),
             plugin: manifest.name.clone(),
             plugin_version: manifest.version.clone(),
             index: info.index,
@@ -300,7 +312,7 @@ impl Report {
 
 fn print_report(report: &Report) -> Result<(), CliError> {
     let mut out = stdout();
-    writeln!(out, "{NAME}{}:{}{NAME:#}  {}", report.plugin, report.index, report.name)?;
+    writeln!(out, "{NAME}{}{NAME:#}  {}", report.device, report.name)?;
     let mut line = |name: &str, value: Option<String>| match value {
         Some(value) => writeln!(out, "  {name:<16}{value}"),
         None => Ok(()),

@@ -56,7 +56,8 @@ impl Explain {
     /// If the model can't be planned or the device not be measured.
     pub fn run(self) -> Result<(), CliError> {
         let path = model::resolve(&self.model.model)?;
-        let device = plugins::open(&self.runtime.device, &self.runtime.plugins, self.runtime.threads)?;
+        let device =
+            plugins::open(&self.runtime.place.device, &self.runtime.place.plugins, self.runtime.place.threads)?;
         let mut options = model::options(&self.runtime, &Wish::default());
         options.max_seq_len = self.seq.or(options.max_seq_len);
         let planned = qwen_engine::explain(&path, device.clone(), &options)?;
@@ -73,7 +74,7 @@ impl Explain {
         let first = decisions.first().map(|counted| &counted.decision);
         let answer = Answer {
             model: &self.model.model,
-            device: self.runtime.device.to_string(),
+            device: self.runtime.place.device.to_string(),
             chip: chip.map(|chip| chip.name.as_str()),
             bandwidth: first.and_then(|decision| decision.bandwidth),
             bandwidth_origin: first.and_then(|decision| decision.bandwidth_origin),

@@ -1,33 +1,63 @@
-//! `qwen-eval compare`: two files of logits in, how far they are apart out.
+//! `qwen-eval compare`: two files of logits, or two devices and a model in, how far they are apart out.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+use super::devices::OnDevices;
 use super::logits_file::Logits;
 use super::metrics::{Comparison, Summary};
 use crate::console::{NAME, print_json, stdout};
 use crate::error::CliError;
+use crate::plugins::DeviceName;
 
 const EXAMPLES: &str = "\
 Examples:
   qwen-eval compare --a exact.safetensors --b balanced.safetensors
-  qwen-eval compare --a reference.safetensors --b logits.safetensors --json";
+  qwen-eval compare --a reference.safetensors --b logits.safetensors --json
+  qwen-eval compare --a cpu --b opencl:0 --model smollm2 --per-op
 
-/// Compare two files of logits
+A file is what exists, or ends in .safetensors; anything else is a device, as for --device.";
+
+/// Compare two files of logits, or a model on two devices
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Compare {
-    /// The reference: a safetensors file with a tensor `logits` [tokens, vocabulary]
-    #[arg(long, value_name = "FILE")]
-    a: PathBuf,
-    /// The file to judge
-    #[arg(long, value_name = "FILE")]
-    b: PathBuf,
+    /// The reference: a safetensors file with a tensor `logits` [tokens, vocabulary], or a device
+    #[arg(long, value_name = "FILE|DEVICE")]
+    a: String,
+    /// The file or device to judge
+    #[arg(long, value_name = "FILE|DEVICE")]
+    b: String,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    on_devices: OnDevices,
+}
+
+/// What `--a` and `--b` name.
+enum Named {
+    File(PathBuf),
+    Device(DeviceName),
+}
+
+impl Named {
+    fn new(text: &str) -> Result<Self, CliError> {
+        let path = Path::new(text);
+        if path.exists() || path.extension().is_some_and(|extension| extension == "safetensors") {
+            return Ok(Self::File(path.to_owned()));
+        }
+        text.parse().map(Self::Device).map_err(|expected| {
+            CliError::input(
+                "--a and --b",
+                format!("a file of logits or a device: {expected}"),
+                text,
+                "see `qwen devices`",
+            )
+        })
+    }
 }
 
 impl Compare {
@@ -36,7 +66,15 @@ impl Compare {
     /// # Errors
     /// If a file can't be read, or the two don't fit each other.
     pub fn run(self) -> Result<(), CliError> {
-        let summary = compare(&self.a, &self.b)?;
+        let (a, b) = match (Named::new(&self.a)?, Named::new(&self.b)?) {
+            (Named::Device(a), Named::Device(b)) => return self.on_devices.run(&a, &b, self.json),
+            (Named::File(a), Named::File(b)) => (a, b),
+            _ => {
+                let found = format!("{} and {}", self.a, self.b);
+                return Err(CliError::input("--a and --b", "two files or two devices", found, "name both of one kind"));
+            }
+        };
+        let summary = compare(&a, &b)?;
         if self.json { print_json(&summary) } else { print_summary(&summary) }
     }
 }

@@ -10,12 +10,11 @@ use serde::Serialize;
 
 use super::compare::{not_a_number, print_summary};
 use super::metrics::{Comparison, Summary};
-use crate::arguments::{ModelArgument, Precision, RuntimeArguments};
+use crate::arguments::{DeviceArguments, ModelArgument, Precision, RuntimeArguments};
 use crate::commands::tokenize::read_file;
 use crate::console::{Progress, print_json};
 use crate::error::CliError;
 use crate::model::{self, Wish};
-use crate::plugins::DeviceName;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -46,9 +45,8 @@ pub struct Kl {
     /// Tokens of a window
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=65536))]
     window: u32,
-    /// Threads to compute with [default: all that the process may use, or QWEN_THREADS]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: Option<u32>,
+    #[command(flatten)]
+    place: DeviceArguments,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -111,9 +109,7 @@ impl Kl {
 
     fn runtime(&self, precision: Precision) -> RuntimeArguments {
         RuntimeArguments {
-            device: DeviceName::default(),
-            plugins: Vec::new(),
-            threads: self.threads,
+            place: self.place.clone(),
             precision,
             kv_cache_dtype: crate::arguments::KvCacheDtype::Auto,
             max_seq_len: Some(self.window),

@@ -34,7 +34,7 @@ pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
     let template = about.chat_template.as_deref();
     let tool_format = tool_format(&options.tool_call_parser, template)?;
     let thinking = thinking(&options.reasoning_parser, template, about.tokenizer.as_deref())?;
-    let device = options.runtime.device.to_string();
+    let device = options.runtime.place.device.to_string();
     let report = DeviceReport { name: device, status: "ok".into(), ..DeviceReport::default() };
     let names = match options.served_model_name.as_slice() {
         [] => vec![served_name(name)],

@@ -10,6 +10,7 @@ mod generate;
 mod hostile;
 mod logits;
 mod messages;
+mod on_devices;
 mod plugins;
 mod synth;
 mod throughput;

@@ -79,14 +79,16 @@ fn a_device_is_chosen_by_name() {
     // It has no ops, and says so.
     let refused = generate("example");
     assert!(
-        refused.starts_with("exit 1") && refused.contains("the device supports no form of its products"),
+        refused.starts_with("exit 1") && refused.contains("computes nothing of this model; choose another device"),
         "{refused}"
     );
     let refused = generate("cpu:1");
     assert!(refused.contains("expected an index below 1, found 1"), "{refused}");
     let refused = generate("ascend");
     assert!(refused.contains("expected one of: cpu, example") && refused.contains("libhal_ascend.so"), "{refused}");
-    assert!(generate("a:b").starts_with("exit 2"));
+    let refused = generate("example:b");
+    assert!(refused.contains("expected device 0 of the model b, found a plugin that names no models"), "{refused}");
+    assert!(generate("a:b:c").starts_with("exit 2"));
 }
 
 /// (exit code, report)

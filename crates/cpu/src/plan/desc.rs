@@ -163,6 +163,9 @@ impl<'a> Desc<'a> {
     pub(super) const fn compute(&self) -> u32 {
         self.raw.compute
     }
+    pub(super) const fn accumulate(&self) -> u32 {
+        self.raw.accumulate
+    }
     pub(super) const fn name(&self) -> &'static str {
         op_name(self.raw.op_kind)
     }

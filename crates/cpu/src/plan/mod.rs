@@ -103,6 +103,8 @@ impl Op {
         }
         if !matches!(desc.kind(), op::QHAL_OP_GEMM | op::QHAL_OP_GROUPED_GEMM) {
             desc.no_epilogues()?;
+        } else if desc.accumulate() != op::QHAL_DTYPE_F32 {
+            return Err(desc.refuse(format!("sums in type {}, expected f32", desc.accumulate())));
         }
         Ok(match desc.kind() {
             op::QHAL_OP_EMBED => Self::Embed(dense::Embed::parse(desc)?),

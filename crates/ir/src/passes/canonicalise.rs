@@ -218,7 +218,7 @@ fn join(
     let sensitivity = members.iter().map(|id| graph.node(*id).attributes.sensitivity).max();
     let origin = origins.join("+");
     let joined = graph.add_node(op, inputs, &origin)?;
-    if !supported(graph, body, joined, device)? {
+    if !supported(graph, body, joined, device)? || !aligned(graph, members, device.operand_alignment()) {
         return Ok(None);
     }
     let attributes = &mut graph.node_mut(joined).attributes;
@@ -226,6 +226,17 @@ fn join(
     attributes.sensitivity = sensitivity.unwrap_or(attributes.sensitivity);
     splice(graph, body, members, joined, &origins)?;
     Ok(Some(format!("joined {origin}")))
+}
+
+/// Whether the results of all members, side by side, begin where the device can read them.
+fn aligned(graph: &Graph, members: &[NodeId], alignment: u64) -> bool {
+    let mut column = 0_u64;
+    members.iter().filter_map(|id| graph.node(*id).outputs.first()).all(|value| {
+        let ty = &graph.value(*value).ty;
+        let fits = column.saturating_mul(ty.dtype.block_bytes() as u64).is_multiple_of(alignment.max(1));
+        column = column.saturating_add(ty.columns().unwrap_or(0));
+        fits
+    })
 }
 
 /// Puts the joined layer where its first member stands, with the sources that it reads before it and columns after it.

@@ -183,6 +183,7 @@ impl<'g> Lowering<'g> {
             inputs: operands,
             outputs,
             compute,
+            sums: node.attributes.sums,
             tolerance: node.attributes.tolerance,
             origin: layer.map_or_else(
                 || node.attributes.origin.clone(),

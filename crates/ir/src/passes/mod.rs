@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 use crate::program::{Instruction, Program};
-use crate::{BodyId, DType, Graph, IrError, MlaForm, NodeId, Phase, SymbolBounds};
+use crate::{BodyId, DType, Graph, IrError, MlaForm, NodeId, Phase, Sums, SymbolBounds};
 
 pub mod canonicalise;
 pub mod expand;
@@ -24,10 +24,23 @@ pub mod tile;
 pub trait DeviceModel {
     /// Whether the device has a kernel for it.
     fn supports(&self, instruction: &Instruction) -> bool;
+    /// Whether another device computes it where this one has no kernel.
+    fn delegates(&self, _: &Instruction) -> bool {
+        false
+    }
     /// Whether output 0 may be written over operand `operand` of [`Instruction::inputs`].
     fn in_place(&self, instruction: &Instruction, operand: usize) -> bool;
     /// Name of the kernel or tile strategy that it will use.
     fn tiling(&self, instruction: &Instruction) -> Option<String>;
+    /// Bytes that an operand must begin at a multiple of, a power of two: columns of a value that don't are no operand.
+    fn operand_alignment(&self) -> u64 {
+        1
+    }
+    /// How the device sums products by itself, and how many it adds at a time. Where that is not float32, the precision pass asks it for
+    /// wider sums if an op's error class needs them.
+    fn sums(&self) -> (Sums, u32) {
+        (Sums::F32, 1)
+    }
     /// Alignment of temporaries in bytes, a power of two.
     fn arena_alignment(&self) -> u64 {
         64
@@ -332,6 +345,20 @@ impl Run<'_> {
 
 /// Whether a device supports a node for every layer that runs it.
 pub(crate) fn supported(graph: &Graph, body: BodyId, node: NodeId, device: &dyn DeviceModel) -> Result<bool, IrError> {
+    of_every_layer(graph, body, node, |instruction| device.supports(instruction))
+}
+
+/// Whether for every layer that runs a node the device supports it, or has it computed elsewhere.
+pub(crate) fn computed(graph: &Graph, body: BodyId, node: NodeId, device: &dyn DeviceModel) -> Result<bool, IrError> {
+    of_every_layer(graph, body, node, |instruction| device.supports(instruction) || device.delegates(instruction))
+}
+
+fn of_every_layer(
+    graph: &Graph,
+    body: BodyId,
+    node: NodeId,
+    holds: impl Fn(&Instruction) -> bool,
+) -> Result<bool, IrError> {
     let layers = match body {
         BodyId::Main => vec![graph.node(node).attributes.layer],
         BodyId::Template(template) => graph.layers_of(template).into_iter().map(Some).collect(),
@@ -340,7 +367,7 @@ pub(crate) fn supported(graph: &Graph, body: BodyId, node: NodeId, device: &dyn 
     for layer in layers {
         let instruction = lower::describe(graph, node, layer)?;
         let dtypes: Vec<DType> = instruction.inputs.iter().map(|operand| operand.dtype).collect();
-        if asked.insert(dtypes) && !device.supports(&instruction) {
+        if asked.insert(dtypes) && !holds(&instruction) {
             return Ok(false);
         }
     }

@@ -5,10 +5,14 @@
 //! balanced policy starts with two 8-bit terms for nodes of high sensitivity, then takes inputs in the order of their
 //! contribution until the predicted sum is within the budget; the rest have one term, and a second for rows with spikes. Routers and gates of shared experts
 //! are f32 whatever the policy: a wrong expert is not a small error.
+//!
+//! A device may sum products in half precision. Where the worst error of that breaks an op's class, the pass asks for float32 sums,
+//! or else for sums that are added to a float32 one every so many products ([`Sums`]); what then is refused too, another device
+//! computes.
 
 use super::roles::{Role, segment_roles};
-use super::{CompileOptions, DeviceModel, KvDType, PassName, Policy, Report, supported};
-use crate::{BodyId, Compute, DType, Graph, IrError, NodeId, Sensitivity, Tolerance};
+use super::{CompileOptions, DeviceModel, KvDType, PassName, Policy, Report, computed, supported};
+use crate::{BodyId, Compute, DType, Graph, IrError, NodeId, Sensitivity, Sums, Tolerance};
 
 /// KL divergence of the logits from those of f32, by input kind that is rounded to int8 in groups of 32 while all others are
 /// exact. Measured on SmolLM2-135M over 2,048 tokens of technical English. Everything together measures 0.0034, the sum of
@@ -192,14 +196,27 @@ fn settle(
     };
     // Forms of one segment that another lacks may cost a device its joined kernel: try the widest 8-bit form for all.
     let attempts = [wanted.clone(), uniform(&wanted, Compute::I8x2G32), vec![Compute::F32; wanted.len()]];
-    for attempt in attempts {
-        graph.node_mut(node).attributes.compute.clone_from(&attempt);
-        if supported(graph, body, node, device)? {
-            if attempt != wanted {
-                let origin = &graph.node(node).attributes.origin;
-                report.notes.push(format!("{origin}: the device lacks {wanted:?}, takes {attempt:?}"));
+    // The device in any form, else another one in the form that was wanted.
+    for ask in [supported, computed] {
+        for attempt in &attempts {
+            graph.node_mut(node).attributes.compute.clone_from(attempt);
+            for sums in sums_of(graph, node, device) {
+                graph.node_mut(node).attributes.sums = sums;
+                if ask(graph, body, node, device)? {
+                    let origin = &graph.node(node).attributes.origin;
+                    if *attempt != wanted {
+                        report.notes.push(format!("{origin}: the device lacks {wanted:?}, takes {attempt:?}"));
+                    }
+                    let (own, _) = device.sums();
+                    if sums != own && integer_sums(attempt).is_none() {
+                        report.notes.push(format!(
+                            "{origin}: sums in {sums}, the device's own {own} would break its error class {}",
+                            graph.node(node).attributes.tolerance.name()
+                        ));
+                    }
+                    return Ok(());
+                }
             }
-            return Ok(());
         }
     }
     let node = graph.node(node);
@@ -209,6 +226,38 @@ fn settle(
         node.attributes.origin
     );
     Err(IrError::Pass { pass: "precision", what })
+}
+
+/// Normalised mean square error that a result may have by its class: those of the conformance tests.
+const fn allowed(tolerance: Tolerance) -> f64 {
+    match tolerance {
+        Tolerance::Exact => 0.0,
+        Tolerance::Tight => 1e-9,
+        Tolerance::Normal => 2e-5,
+        Tolerance::Loose => 2e-4,
+        Tolerance::Statistical => 1.0,
+    }
+}
+
+/// Integer products are summed in integers, whatever the accumulators of floats are.
+fn integer_sums(forms: &[Compute]) -> Option<Sums> {
+    let float = |form: &Compute| matches!(form, Compute::F32 | Compute::Bf16);
+    (!forms.is_empty() && !forms.iter().any(float)).then_some(Sums::F32)
+}
+
+/// Ways to sum the products of a node that keep its error class, in the order in which a device should be asked: its own, wider
+/// accumulators, its own accumulators added to a float32 sum every so often.
+fn sums_of(graph: &Graph, node: NodeId, device: &dyn DeviceModel) -> Vec<Sums> {
+    let attributes = &graph.node(node).attributes;
+    let (own, depth) = device.sums();
+    if own == Sums::F32 || integer_sums(&attributes.compute).is_some() {
+        return vec![Sums::F32];
+    }
+    let products = graph.node(node).inputs.first().and_then(|x| graph.value(*x).ty.columns()).unwrap_or(u64::MAX);
+    let keeps = |sums: &Sums| sums.error(products, depth) <= allowed(attributes.tolerance);
+    let spans = (0..=Sums::MAX_SPAN.ilog2()).rev().map(|power| Sums::F16 { span: 1 << power });
+    let compensated = spans.filter(|sums| matches!(sums, Sums::F16 { span } if *span >= depth)).find(keeps);
+    std::iter::once(own).filter(keeps).chain([Sums::F32]).chain(compensated).collect()
 }
 
 fn summarise(graph: &Graph, segments: &[Segment], report: &mut Report) {
@@ -271,5 +320,61 @@ mod tests {
     fn the_table_adds_up_to_what_was_measured_for_all_together() {
         let sum: f64 = CONTRIBUTIONS.iter().map(|(_, kl)| kl).sum();
         assert!((sum / 0.0034 - 1.0).abs() < 0.1, "{sum}");
+    }
+
+    /// A device whose matrix unit sums 16 products at a time in half precision; `wide`: float32 sums too.
+    struct HalfSums {
+        wide: bool,
+    }
+    impl DeviceModel for HalfSums {
+        fn supports(&self, instruction: &crate::program::Instruction) -> bool {
+            let integer = instruction.compute.iter().any(|c| !matches!(c, Compute::F32 | Compute::Bf16));
+            instruction.compute.is_empty() || (!integer && (self.wide || instruction.sums != Sums::F32))
+        }
+        fn in_place(&self, _: &crate::program::Instruction, _: usize) -> bool {
+            false
+        }
+        fn tiling(&self, _: &crate::program::Instruction) -> Option<String> {
+            None
+        }
+        fn sums(&self) -> (Sums, u32) {
+            (Sums::F16 { span: 0 }, 16)
+        }
+    }
+
+    fn sums(wide: bool, products: u32, tolerance: Tolerance) -> (Vec<Sums>, String) {
+        let mut graph = test_support::dense().unwrap();
+        let gemm = |g: &Graph| {
+            let all: Vec<NodeId> = g.body_ids().flat_map(|b| g.body_of(b).nodes.clone()).collect();
+            all.into_iter().filter(|id| matches!(g.node(*id).op, Op::Gemm { .. })).collect::<Vec<_>>()
+        };
+        for id in gemm(&graph) {
+            let x = graph.node(id).inputs[0];
+            if let Some(dim) = graph.values[x.index()].ty.shape.last_mut() {
+                *dim = crate::Dim::Const(u64::from(products));
+            }
+            graph.node_mut(id).attributes.tolerance = tolerance;
+        }
+        let options =
+            CompileOptions { policy: Policy::Exact, ..CompileOptions::new(Phase::Mixed, test_support::bounds()) };
+        let report = run(&mut graph, &options, &HalfSums { wide }).unwrap();
+        let found = gemm(&graph).into_iter().map(|id| graph.node(id).attributes.sums).collect();
+        (found, format!("{report}\n{}", crate::text::print(&graph)))
+    }
+
+    #[test]
+    fn sums_are_widened_or_compensated_where_half_precision_breaks_the_class() {
+        // Two roundings of half a unit each: 1e-6.
+        let (short, _) = sums(false, 32, Tolerance::Normal);
+        assert!(short.iter().all(|s| *s == Sums::F16 { span: 0 }), "{short:?}");
+        // 256 roundings: 0.016.
+        let (widened, text) = sums(true, 4096, Tolerance::Normal);
+        assert!(widened.iter().all(|s| *s == Sums::F32), "{widened:?}");
+        assert!(text.contains("sums in f32, the device's own f16 would break its error class normal"), "{text}");
+        let (compensated, text) = sums(false, 4096, Tolerance::Normal);
+        assert!(compensated.iter().all(|s| *s == Sums::F16 { span: 128 }), "{compensated:?}");
+        assert!(text.contains("sums=\"f16/128\""), "{text}");
+        let (loose, _) = sums(false, 4096, Tolerance::Loose);
+        assert!(loose.iter().all(|s| *s == Sums::F16 { span: 256 }), "{loose:?}");
     }
 }

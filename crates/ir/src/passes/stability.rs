@@ -1,7 +1,7 @@
 //! Stability: checks, and where needed adds, what keeps numbers finite at the chosen precision. In: a graph with forms of
 //! products and cache types. Out: the same graph, with a report in which every finding names its rule.
 //!
-//! Accumulators are not among the rules: the op vocabulary makes all of them f32, reductions included.
+//! Accumulators are not among the rules: reductions are f32 by the op vocabulary, and sums of products are the precision pass's.
 
 use super::roles::{Role, segment_roles};
 use super::{PassName, Report};

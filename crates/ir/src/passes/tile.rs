@@ -18,7 +18,7 @@ pub fn run(graph: &mut Graph, device: &dyn DeviceModel) -> Result<Report, IrErro
             continue;
         }
         let instruction = super::lower::describe(graph, id, node.attributes.layer)?;
-        if !device.supports(&instruction) {
+        if !device.supports(&instruction) && !device.delegates(&instruction) {
             let found = instruction.inputs.iter().map(|o| o.dtype.name()).collect::<Vec<_>>().join(", ");
             let what = format!(
                 "{} ({}): the device has no kernel for operands of {found}; use another device or convert the weights",

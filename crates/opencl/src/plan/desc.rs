@@ -171,6 +171,9 @@ impl Desc<'_> {
     pub(super) const fn compute(&self) -> u32 {
         self.raw.compute
     }
+    pub(super) const fn accumulate(&self) -> u32 {
+        self.raw.accumulate
+    }
 
     /// Refuses another number of operands.
     pub(super) fn operands(&self, inputs: usize, outputs: usize) -> Result<(), Failure> {

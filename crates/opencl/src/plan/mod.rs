@@ -30,6 +30,8 @@ fn parse(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
     }
     if !matches!(desc.kind(), op::QHAL_OP_GEMM | op::QHAL_OP_GROUPED_GEMM) {
         desc.no_epilogues()?;
+    } else if desc.accumulate() != op::QHAL_DTYPE_F32 {
+        return Err(desc.refuse(format!("sums in type {}, expected f32", desc.accumulate())));
     }
     match desc.kind() {
         op::QHAL_OP_EMBED => rows::embed(desc, unit),

@@ -20,6 +20,7 @@ use qwen_ir::{Graph, MlaForm};
 use super::{Model, ModelOptions, has_latent_attention};
 use crate::RuntimeError;
 use crate::executor::weights_of;
+use crate::placement::MAIN;
 use crate::weights::WeightKey;
 
 /// What a compiled file holds.
@@ -97,7 +98,7 @@ impl Model {
             return refuse("a compiled file", "compile the file that it was made of");
         }
         let latent = has_latent_attention(&graph);
-        let mut model = Self::unprepared(graph, Arc::clone(checkpoint), device, options)?;
+        let mut model = Self::unprepared(graph, checkpoint, &device.into(), options)?;
         let wanted = model.wanted(latent)?;
         let stored = model.stored_tensors(checkpoint, &wanted)?;
         let packed = model.description(checkpoint, &wanted, &stored)?;
@@ -167,7 +168,7 @@ impl Model {
                 self.phase_matters = latent && form.is_none();
                 for (phase, _, compiled) in self.programs()? {
                     let visit = &mut |key, plan: &Arc<Plan>, input| wanted.add(key, plan, input);
-                    weights_of(&compiled.program, phase, &compiled.graph.states, &self.device, visit)?;
+                    weights_of(&compiled.program, phase, &compiled.graph.states, self.device(), visit)?;
                 }
             }
         }
@@ -180,11 +181,11 @@ impl Model {
         let mut seen = BTreeSet::new();
         let mut names = Vec::new();
         for key in &wanted.stored {
-            let (_, source) = self.weights.source(*key)?;
+            let (_, source) = self.sides[MAIN].weights.source(*key)?;
             names.extend(source.tensors.iter().filter(|name| seen.insert((*name).clone())).cloned());
         }
         for form in &wanted.forms {
-            seen.extend(self.weights.source(form.key)?.1.tensors.iter().cloned());
+            seen.extend(self.sides[MAIN].weights.source(form.key)?.1.tensors.iter().cloned());
         }
         let vectors = checkpoint.tensors().filter(|info| info.shape.len() <= 1 && !seen.contains(&info.name));
         names.extend(vectors.map(|info| info.name.clone()));
@@ -193,7 +194,7 @@ impl Model {
 
     fn description(&self, checkpoint: &Checkpoint, wanted: &Wanted, stored: &[String]) -> Result<Packed, RuntimeError> {
         let weights = wanted.forms.iter().map(|form| {
-            let (decl, source) = self.weights.source(form.key)?;
+            let (decl, source) = self.sides[MAIN].weights.source(form.key)?;
             Ok(PackedWeight {
                 weight: decl.name.clone(),
                 source: form.key.1,
@@ -209,17 +210,18 @@ impl Model {
         let absent = checkpoint.tensors().filter(|info| !stored.contains(info.name.as_str()));
         let absent =
             absent.map(|info| AbsentTensor { name: info.name.clone(), dtype: info.dtype, shape: info.shape.clone() });
-        Ok(Packed::new(self.device.plugin().name(), weights, absent.collect()))
+        Ok(Packed::new(self.device().plugin().name(), weights, absent.collect()))
     }
 
     fn packed_bytes_of(&mut self, form: &Form) -> Result<Vec<u8>, RuntimeError> {
         let desc = BufferDesc::new(form.bytes, QHAL_USAGE_WEIGHT, Scope::Persistent, "packed weight");
-        let target = self.device.alloc(&desc)?.whole();
+        let on = &mut self.sides[MAIN];
+        let target = on.device.alloc(&desc)?.whole();
         let mut bytes = vec![0; usize::try_from(form.bytes).unwrap_or(usize::MAX)];
         // What a device leaves unwritten, as padding, must not differ from run to run.
-        self.stream.copy_from_host(&bytes, &target)?;
-        self.weights.pack(&self.device, &self.stream, form.key, (&form.plan, form.input), &target)?;
-        self.stream.copy_to_host(&target, &mut bytes)?;
+        on.stream.copy_from_host(&bytes, &target)?;
+        on.weights.pack(&on.device, &on.stream, form.key, (&form.plan, form.input), &target)?;
+        on.stream.copy_to_host(&target, &mut bytes)?;
         Ok(bytes)
     }
 }

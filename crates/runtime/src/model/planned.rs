@@ -51,11 +51,11 @@ impl Model {
     /// If a pass or a plan fails; that a device does not have an op is told in its entry.
     pub fn explain(
         graph: Graph,
-        checkpoint: Arc<Checkpoint>,
+        checkpoint: &Arc<Checkpoint>,
         device: Device,
         options: ModelOptions,
     ) -> Result<Vec<PlannedOp>, RuntimeError> {
-        let model = Self::unprepared(graph, checkpoint, device, options)?;
+        let model = Self::unprepared(graph, checkpoint, &device.into(), options)?;
         let mut planned: Vec<PlannedOp> = Vec::new();
         for (phase, bucket, compiled) in model.programs()? {
             let context = Context { bounds: compiled.program.bounds, phase, states: &compiled.graph.states };
@@ -68,7 +68,7 @@ impl Model {
                     planned.instructions += 1;
                     continue;
                 }
-                planned.push(plan(&model.device, instruction, described.desc, described.symbols, phase, bucket)?);
+                planned.push(plan(model.device(), instruction, described.desc, described.symbols, phase, bucket)?);
             }
         }
         Ok(planned)

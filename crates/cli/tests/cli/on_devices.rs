@@ -1,0 +1,152 @@
+//! Programs on devices that are not the CPU: simulated chips and the plugin that computes nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::common::{hal_check, qwen, qwen_bench, qwen_eval, stdout, transcript};
+
+/// A folder with the plugins, as a user installs them. Cargo puts their libraries beside the test.
+fn plugins() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, manifest) in [("sim", "../sim/libhal_sim.toml"), ("null", "../null/libhal_null.toml")] {
+        let library = PathBuf::from(format!("libhal_{name}.so"));
+        std::fs::copy(std::env::current_exe().unwrap().with_file_name(&library), folder.path().join(&library)).unwrap();
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
+        std::fs::copy(manifest, folder.path().join(library.with_extension("toml"))).unwrap();
+    }
+    folder
+}
+
+fn with(mut command: Command, plugins: &TempDir, arguments: &[&str]) -> Command {
+    command.args(arguments).env("QWEN_HAL_PATH", plugins.path());
+    command
+}
+
+fn json(command: &mut Command) -> Value {
+    serde_json::from_str(&stdout(command)).unwrap()
+}
+
+const GENERATE: [&str; 8] = ["generate", "--model", "models/qwen2", "--prompt", "a", "--max-tokens", "6", "--device"];
+
+#[test]
+fn the_same_text_on_every_device_that_computes() {
+    let folder = plugins();
+    let generate = |device: &str| transcript(&mut with(qwen(), &folder, &[&GENERATE[..], &[device]].concat()));
+    let on_cpu = generate("cpu");
+    assert!(on_cpu.starts_with("exit 0\n"), "{on_cpu}");
+    for device in ["sim:ascend910b", "sim:mlu370:1", "sim:br100:0", "auto"] {
+        assert_eq!(generate(device), on_cpu, "{device}");
+    }
+    // Nothing is computed there, and nothing breaks.
+    assert!(generate("null").starts_with("exit 0\n"), "{}", generate("null"));
+}
+
+#[test]
+fn devices_are_named_with_their_model_and_called_simulated() {
+    let folder = plugins();
+    let answer = json(&mut with(qwen(), &folder, &["devices", "--json"]));
+    let devices = answer["devices"].as_array().unwrap();
+    let of = |name: &str| devices.iter().find(|device| device["device"] == name).unwrap();
+    let chip = of("sim:mlu370:1");
+    assert_eq!(chip["kind"], "simulated");
+    assert!(chip["name"].as_str().unwrap().ends_with("(simulated)"), "{chip}");
+    assert_eq!(of("cpu:0")["kind"], "cpu");
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_words() {
+    let folder = plugins();
+    let generate = |device: &str| transcript(&mut with(qwen(), &folder, &[&GENERATE[..], &[device]].concat()));
+    for (device, part) in [
+        ("sim:mlu370:0,1", "expected one device, found 2; a model runs on one device"),
+        ("sim:mlu370:2", "expected device 2 of the model mlu370"),
+        ("sim:mlu999", "mlu370 (0 to 1)"),
+        ("null:a", "a plugin that names no models"),
+    ] {
+        let told = generate(device);
+        assert!(told.starts_with("exit 1\n") && told.contains(part), "{told}");
+    }
+    assert!(generate("sim:0:0").starts_with("exit 2\n"));
+}
+
+#[test]
+fn what_a_chip_lacks_the_cpu_computes_and_says_so() {
+    let folder = plugins();
+    let arguments = ["generate", "--model", "models/deepseek_v3_fp8", "--prompt", "a", "--max-tokens", "2", "--device"];
+    let run = |more: &[&str]| transcript(&mut with(qwen(), &folder, &[&arguments[..], more].concat()));
+    let told = run(&["sim:mlu370"]);
+    assert!(told.starts_with("exit 0\n"), "{told}");
+    for part in ["computed on cpu instead of sim: gemm (", "the chip has no f8_e4m3", "at most 256 are allowed"] {
+        assert!(told.contains(part), "{told}");
+    }
+    let refused = run(&["sim:mlu370", "--max-crossings", "1"]);
+    assert!(refused.starts_with("exit 1\n") && refused.contains("raise --max-crossings"), "{refused}");
+}
+
+#[test]
+fn faults_are_told() {
+    let folder = plugins();
+    for (fault, part) in [
+        ("lost=20", "the simulated device is lost"),
+        ("hang=20,watchdog_ms=200", "did not end in 200 ms"),
+        ("oom=3", "allocation 3 finds no memory"),
+        ("memory=4096", "but 4.0 KiB is available"),
+        ("magic=1", "found \"magic\""),
+    ] {
+        let mut command = with(qwen(), &folder, &[&GENERATE[..], &["sim:mlu370"]].concat());
+        let told = transcript(command.env("QWEN_SIM", fault));
+        assert!(told.starts_with("exit 1\n") && told.contains(part), "{fault}: {told}");
+    }
+}
+
+#[test]
+fn two_devices_are_compared_end_to_end_and_op_by_op() {
+    let folder = plugins();
+    let compare = |a: &str, b: &str| {
+        let arguments = ["compare", "--model", "gguf/llama-q4_k.gguf", "--a", a, "--b", b, "--per-op", "--json"];
+        json(&mut with(qwen_eval(), &folder, &[&arguments[..], &["--tokens", "1,2,3,4,5,6,7,8,9,10"]].concat()))
+    };
+    let found = compare("cpu", "sim:dcu-z100");
+    assert_eq!(found["tokens"], 10);
+    assert!(found["kl_mean"].as_f64().unwrap() <= 0.002, "{found}");
+    let greedy = &found["greedy"];
+    assert!(greedy["equal"] == true || greedy["divergence"]["explained"] == true, "{greedy}");
+    assert_eq!(found["b"]["device"], "sim:dcu-z100:0");
+    let ops = found["ops"].as_array().unwrap();
+    assert!(ops.len() > 10, "{}", ops.len());
+    for op in ops {
+        assert!(op["nmse"].as_f64().unwrap() < 1e-6, "{op}");
+        assert!(op["kernel"].as_str().unwrap().starts_with("dcu-z100/"), "{op}");
+    }
+    // A device that computes nothing is as wrong as can be, and every op says so.
+    let found = compare("cpu", "null");
+    assert!(found["kl_mean"].as_f64().unwrap() > 0.01, "{found}");
+    let gemm = found["ops"].as_array().unwrap().iter().find(|op| op["op"] == "gemm").unwrap();
+    assert!(gemm["nmse"].as_f64().unwrap() > 0.5, "{gemm}");
+    let told = transcript(&mut with(qwen_eval(), &folder, &["compare", "--a", "cpu", "--b", "x.safetensors"]));
+    assert!(told.contains("expected two files or two devices"), "{told}");
+}
+
+#[test]
+fn simulated_chips_conform() {
+    let folder = plugins();
+    for chip in ["ascend910b", "mlu370", "dcu-z100", "bi-v100"] {
+        let mut command = with(hal_check(), &folder, &["--device", &format!("sim:{chip}"), "--json"]);
+        let report: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+        let failed: Vec<&Value> =
+            report["cases"].as_array().unwrap().iter().filter(|case| case["outcome"] == "failed").collect();
+        assert!(failed.is_empty(), "{chip}: {failed:?}");
+        assert_eq!(report["summary"]["level_reached"], 2, "{chip}");
+    }
+}
+
+#[test]
+fn a_bench_runs_on_a_plugin() {
+    let folder = plugins();
+    let arguments = ["throughput", "--model", "models/qwen2", "-p", "8", "-n", "4", "-r", "1", "--no-limits", "--json"];
+    let found = json(&mut with(qwen_bench(), &folder, &[&arguments[..], &["--device", "sim:gcu-s60"]].concat()));
+    assert!(found["device"].as_str().unwrap().ends_with("(simulated)"), "{found}");
+}

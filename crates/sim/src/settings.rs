@@ -1,0 +1,151 @@
+//! What a user may set: `QWEN_SIM`, and the options of `device_open`, which go before it. Both are a list of `key=value`.
+//!
+//! | key | |
+//! |---|---|
+//! | `seed` | seed of delays and bit flips, 1 |
+//! | `delay_us` | longest pause before a command of a stream, 50; 0 = none |
+//! | `memory` | bytes of device memory instead of the sheet's |
+//! | `oom` | this allocation (1 = the first) finds no memory |
+//! | `hang` | this launch does not end until `watchdog_ms`, then its stream fails |
+//! | `watchdog_ms` | 2000 |
+//! | `lost` | at this launch the device is lost |
+//! | `flip` | after every so many launches one bit of a result is another, and nobody is told |
+//! | `slow_link` | the link to the host is so many times slower |
+
+use qwen_hal_abi::{qhal_kv, qhal_str};
+
+use crate::failure::Failure;
+
+/// Environment variable with settings, `key=value` with commas between them.
+pub(crate) const VARIABLE: &str = "QWEN_SIM";
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Settings {
+    pub(crate) seed: u64,
+    pub(crate) delay_us: u64,
+    pub(crate) memory: Option<u64>,
+    pub(crate) oom: Option<u64>,
+    pub(crate) hang: Option<u64>,
+    pub(crate) watchdog_ms: u64,
+    pub(crate) lost: Option<u64>,
+    pub(crate) flip: Option<u64>,
+    pub(crate) slow_link: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            delay_us: 50,
+            memory: None,
+            oom: None,
+            hang: None,
+            watchdog_ms: 2000,
+            lost: None,
+            flip: None,
+            slow_link: 1,
+        }
+    }
+}
+
+impl Settings {
+    /// The environment's settings.
+    pub(crate) fn from_environment() -> Result<Self, Failure> {
+        let mut settings = Self::default();
+        let text = std::env::var_os(VARIABLE).unwrap_or_default();
+        for entry in text.to_string_lossy().split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+            let (key, value) = entry.split_once('=').ok_or_else(|| {
+                Failure::invalid(format!("{VARIABLE}: expected key=value with commas between them, found {entry:?}"))
+            })?;
+            settings.set(key.trim(), value.trim())?;
+        }
+        Ok(settings)
+    }
+
+    /// These settings with the options of a call before them.
+    ///
+    /// # Safety
+    /// `options` is null or `count` options whose strings are readable.
+    pub(crate) unsafe fn with_options(mut self, options: *const qhal_kv, count: u32) -> Result<Self, Failure> {
+        for i in 0..if options.is_null() { 0 } else { count as usize } {
+            // SAFETY: by the caller's promise.
+            let (key, value) = unsafe {
+                let option = &*options.add(i);
+                (read(&option.key), read(&option.value))
+            };
+            self.set(&key, &value)?;
+        }
+        Ok(self)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), Failure> {
+        let number: u64 = value
+            .parse()
+            .map_err(|_| Failure::invalid(format!("{VARIABLE}: {key}: expected a whole number, found {value:?}")))?;
+        match key {
+            "seed" => self.seed = number,
+            "delay_us" => self.delay_us = number.min(1_000_000),
+            "memory" => self.memory = Some(number),
+            "oom" => self.oom = Some(number),
+            "hang" => self.hang = Some(number),
+            "watchdog_ms" => self.watchdog_ms = number.min(3_600_000),
+            "lost" => self.lost = Some(number),
+            "flip" => self.flip = Some(number.max(1)),
+            "slow_link" => self.slow_link = number.max(1),
+            other => {
+                return Err(Failure::invalid(format!(
+                    "{VARIABLE}: expected seed, delay_us, memory, oom, hang, watchdog_ms, lost, flip or slow_link, found \
+                     {other:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// # Safety
+/// The string is readable, or null with length 0.
+unsafe fn read(text: &qhal_str) -> String {
+    if text.data.is_null() {
+        return String::new();
+    }
+    // SAFETY: by the caller's promise.
+    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.len.min(4096) as usize) };
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Numbers by chance, the same for the same seed.
+#[derive(Debug, Clone)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+    /// splitmix64.
+    pub(crate) const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+    pub(crate) const fn below(&mut self, n: u64) -> u64 {
+        if n == 0 { 0 } else { self.next() % n }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_numbers_of_known_names() {
+        let mut settings = Settings::default();
+        settings.set("oom", "3").unwrap();
+        assert_eq!(settings.oom, Some(3));
+        for (key, value, part) in [("oom", "x", "a whole number"), ("magic", "1", "found \"magic\"")] {
+            assert!(settings.set(key, value).unwrap_err().message.contains(part));
+        }
+    }
+}
