@@ -120,6 +120,7 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const MIN: bool, const W:
 ///
 /// # Safety
 /// As [`tile`].
+#[expect(clippy::too_many_arguments, reason = "what a tile is made of")]
 pub(super) unsafe fn multiply(
     format: Format,
     halves: usize,

@@ -321,7 +321,7 @@ impl<'a> Problem<'a> {
     fn each<T>(
         &self,
         parallel: &dyn Parallel,
-        tiles: impl Iterator<Item = T> + Clone + Sync,
+        tiles: &(impl Iterator<Item = T> + Clone + Sync),
         work: &(dyn Fn(T) + Sync),
     ) {
         let count = tiles.clone().count();
@@ -342,9 +342,10 @@ impl<'a> Problem<'a> {
     ) -> Spikes<'w> {
         let width = set_words(self.x.cols);
         let (flags, all_sets) = (SharedMut::new(rows), SharedMut::new(sets));
-        self.each(parallel, self.tiles(), &|tile| {
-            // SAFETY: each tile is one task's, here and below.
+        self.each(parallel, &self.tiles(), &|tile| {
+            // SAFETY: each tile is one task's.
             let flags = unsafe { flags.range(tile.slot, tile.count) };
+            // SAFETY: as above.
             let sets = unsafe { all_sets.range(tile.slot * width, tile.count * width) };
             for (i, (flag, set)) in flags.iter_mut().zip(sets.chunks_exact_mut(width)).enumerate() {
                 *flag = find_spikes(self.way.isa, self.x.row(self.source_row(tile.first_row + i)), set).into();
@@ -374,7 +375,7 @@ impl<'a> Problem<'a> {
     fn round<'w>(&self, parallel: &dyn Parallel, format: Format, term: Term, words: &'w mut [u32]) -> &'w [u32] {
         let row_words = format.row_words(self.x.cols);
         let shared = SharedMut::new(words);
-        self.each(parallel, self.tiles(), &|tile| {
+        self.each(parallel, &self.tiles(), &|tile| {
             let mut rows = [&[][..]; MAX_WIDTH];
             for (i, row) in rows.iter_mut().enumerate().take(tile.count) {
                 *row = self.x.row(self.source_row(tile.first_row + i));
@@ -401,7 +402,7 @@ impl<'a> Problem<'a> {
             (0..count).step_by(MAX_WIDTH).map(move |first| (block, first, tile_width(count - first)))
         });
         let shared = SharedMut::new(words);
-        self.each(parallel, tiles, &|(block, first, width)| {
+        self.each(parallel, &tiles, &|(block, first, width)| {
             let Spiked { rows, groups } = spikes.of_block(block, k);
             let rows = &rows[first..];
             // SAFETY: each tile is one task's.

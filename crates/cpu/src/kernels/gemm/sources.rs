@@ -103,8 +103,9 @@ pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: 
             }
             block = block.add(S::BLOCK_BYTES);
         }
-        for part in 0..PANEL / V::ROWS {
-            let sum = if TERMS == 2 { V::add(y[0][part], y[TERMS - 1][part]) } else { y[0][part] };
+        let (first, second) = (y[0], y[TERMS - 1]);
+        for (part, (first, second)) in first.into_iter().zip(second).enumerate().take(PANEL / V::ROWS) {
+            let sum = if TERMS == 2 { V::add(first, second) } else { first };
             V::store_float(sum, acc.as_mut_ptr().add(part * V::ROWS));
         }
     }
