@@ -57,7 +57,9 @@ impl<'a> HalDeviceModel<'a> {
         let answer = plans.entry(format!("{:?}", described.desc)).or_insert_with(|| {
             let plan =
                 |device: &Device| Some(device.plan(&described.desc, &PlanOptions::default()).ok()?.info().clone());
-            if let Some(info) = plan(self.device).filter(|_| misaligned(instruction, self.device).is_none()) {
+            if let Some(mut info) = plan(self.device).filter(|_| misaligned(instruction, self.device).is_none()) {
+                // A comparison computes every instruction on both.
+                info.in_place &= self.fallback.and_then(plan).map_or(u64::MAX, |other| other.in_place);
                 return Some(PlanOf { info, fallback: None });
             }
             let fallback = self.fallback?;

@@ -90,7 +90,8 @@ fn memory_is_as_large_as_the_chips_and_runs_out_with_the_arithmetic() {
 
 #[test]
 fn virtual_memory_takes_what_is_backed() {
-    let device = chip("ascend910b", &[]);
+    // A chip that no other test uses: they run side by side and share its memory.
+    let device = chip("ascend910b4", &[]);
     let page = device.caps().vmm_granularity.unwrap();
     let used = || device.health().unwrap().memory_used.unwrap();
     let before = used();
@@ -141,8 +142,8 @@ fn the_modelled_clock_follows_the_sheet() {
         stream.wait().unwrap();
         device.health().unwrap().utilisation.unwrap() * start.elapsed().as_secs_f64()
     };
-    // 307 GB/s against 1.6 TB/s and more.
-    assert!(busy("mlu370") > 2.0 * busy("ascend910b1"));
+    // 307 GB/s against 1.6 TB/s, and no other test uses the second.
+    assert!(busy("mlu370") > 2.0 * busy("ascend910b3"));
 }
 
 #[test]

@@ -93,7 +93,7 @@ fn faults_are_told() {
         ("lost=20", "the simulated device is lost"),
         ("hang=20,watchdog_ms=200", "did not end in 200 ms"),
         ("oom=3", "allocation 3 finds no memory"),
-        ("memory=4096", "but 4.0 KiB is available"),
+        ("memory=65536", "but 64.0 KiB is available"),
         ("magic=1", "found \"magic\""),
     ] {
         let mut command = with(qwen(), &folder, &[&GENERATE[..], &["sim:mlu370"]].concat());
