@@ -109,7 +109,16 @@ impl Allocator {
 
     /// Takes so many bytes; none if there is no such piece in one.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<Piece> {
-        let wanted = bytes.checked_add(self.padding)?.checked_next_multiple_of(self.granularity)?;
+        self.take_padded(bytes, self.padding)
+    }
+
+    /// Takes a page of virtual memory: what an allocator adds to a piece of its own it does not add to a page.
+    pub(crate) fn take_page(&mut self, bytes: u64) -> Option<Piece> {
+        self.take_padded(bytes, 0)
+    }
+
+    fn take_padded(&mut self, bytes: u64, padding: u64) -> Option<Piece> {
+        let wanted = bytes.checked_add(padding)?.checked_next_multiple_of(self.granularity)?;
         let piece = match self.kind {
             AllocatorKind::Buddy => self.halve(wanted.checked_next_power_of_two()?)?,
             AllocatorKind::Slab if wanted <= SLAB / 2 => self.cut_from_slab(wanted.next_power_of_two())?,

@@ -44,7 +44,7 @@ impl Buffer {
             let inner = device.inner.reserve(desc.size, alignment)?;
             return Ok(Self { device, inner, size: desc.size, pages: Mutex::default(), reserved: true });
         }
-        let address = device.take(desc.size)?;
+        let address = device.take(desc.size, false)?;
         let inner = device.inner.alloc(desc.size, alignment).inspect_err(|_| device.allocator().give_back(address))?;
         let buffer =
             Self { device, inner, size: desc.size, pages: Mutex::new(BTreeMap::from([(0, address)])), reserved: false };
@@ -85,7 +85,7 @@ impl Buffer {
         let mut taken = Vec::new();
         for at in (offset..offset + size).step_by(page as usize) {
             match (commit, pages.contains_key(&at)) {
-                (true, false) => match self.device.take(page) {
+                (true, false) => match self.device.take(page, true) {
                     Ok(address) => taken.push((at, address)),
                     Err(failure) => {
                         taken.iter().for_each(|(_, address)| self.device.allocator().give_back(*address));

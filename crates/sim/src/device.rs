@@ -59,15 +59,16 @@ impl Device {
         self.counters.last_error.store(failure.code.cast_unsigned().into(), Ordering::Relaxed);
     }
 
-    /// Takes so many bytes of the modelled memory; the address is the modelled one.
-    pub(crate) fn take(&self, bytes: u64) -> Result<u64, Failure> {
+    /// Takes so many bytes of the modelled memory, or a page of virtual memory; the address is the modelled one.
+    pub(crate) fn take(&self, bytes: u64, page: bool) -> Result<u64, Failure> {
         self.alive()?;
         let count = 1 + self.counters.allocations.fetch_add(1, Ordering::Relaxed);
         if self.settings.oom == Some(count) {
             return Err(Failure::out_of_memory(format!("allocation {count} finds no memory (injected fault)")));
         }
         let mut allocator = self.allocator();
-        allocator.take(bytes).map(|piece| piece.address).ok_or_else(|| {
+        let piece = if page { allocator.take_page(bytes) } else { allocator.take(bytes) };
+        piece.map(|piece| piece.address).ok_or_else(|| {
             Failure::out_of_memory(format!(
                 "{bytes} bytes wanted, {} of {} free, the largest piece has {} (simulated {})",
                 allocator.free(),
