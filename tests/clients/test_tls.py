@@ -1,14 +1,13 @@
 """HTTPS, with a certificate made here."""
 
-import os
-import re
 import shutil
+import ssl
 import subprocess
 
 import httpx
 import pytest
 
-from conftest import MODEL
+from conftest import MODEL, started
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
@@ -20,15 +19,11 @@ def test_https(tmp_path):
         check=True,
         capture_output=True,
     )
-    program = os.environ.get("CLIENTS_SERVER", "qwen-server")
-    arguments = [program, "--model", MODEL, "--port", "0", "--ssl_certfile", certificate, "--ssl_keyfile", key]
-    server = subprocess.Popen(arguments + ["--warmup=false"], stderr=subprocess.PIPE, text=True)
-    try:
-        port = next(found.group(1) for line in server.stderr if (found := re.search(r"ready on https://\S+:(\d+)", line)))
-        with httpx.Client(verify=str(certificate)) as client:
-            assert client.get(f"https://localhost:{port}/v1/models").json()["data"][0]["id"] == MODEL
+    files = ["--ssl_certfile", certificate, "--ssl_keyfile", key]
+    with started("--model", MODEL, "--warmup=false", *files) as url:
+        address = url.replace("127.0.0.1", "localhost")
+        trusted = ssl.create_default_context(cafile=certificate)
+        with httpx.Client(verify=trusted) as client:
+            assert client.get(f"{address}/v1/models").json()["data"][0]["id"] == MODEL
         with pytest.raises(httpx.HTTPError):
-            httpx.get(f"http://localhost:{port}/livez")
-    finally:
-        server.terminate()
-        assert server.wait(timeout=60) == 0
+            httpx.get(f"{address.replace('https', 'http')}/livez")

@@ -121,11 +121,11 @@ fn two_devices_are_compared_end_to_end_and_op_by_op() {
         assert!(op["nmse"].as_f64().unwrap() < 1e-6, "{op}");
         assert!(op["kernel"].as_str().unwrap().starts_with("dcu-z100/"), "{op}");
     }
-    // A device that computes nothing is as wrong as can be, and every op says so.
+    // A device that computes nothing is as wrong as can be. Later ops are judged by their own inputs, which are zeros here.
     let found = compare("cpu", "null");
     assert!(found["kl_mean"].as_f64().unwrap() > 0.01, "{found}");
-    let gemm = found["ops"].as_array().unwrap().iter().find(|op| op["op"] == "gemm").unwrap();
-    assert!(gemm["nmse"].as_f64().unwrap() > 0.5, "{gemm}");
+    let embed = found["ops"].as_array().unwrap().iter().find(|op| op["op"] == "embed").unwrap();
+    assert!(embed["nmse"].as_f64().unwrap() > 0.5, "{embed}");
     let told = transcript(&mut with(qwen_eval(), &folder, &["compare", "--a", "cpu", "--b", "x.safetensors"]));
     assert!(told.contains("expected two files or two devices"), "{told}");
 }
