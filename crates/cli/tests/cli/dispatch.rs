@@ -78,10 +78,14 @@ fn variants_are_timed_and_kept() {
     };
     let answer: Value = serde_json::from_str(&bench(&["--filter", "q4_0.i8_g32 16x576", "--json"])).unwrap();
     let cases = answer["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 1);
-    let timings = cases[0]["timings"].as_array().unwrap();
-    assert_eq!(timings.iter().filter(|timing| timing["chosen"] == true).count(), 1);
-    assert!(timings.len() > 1 && timings.iter().all(|timing| timing["seconds"].as_f64().unwrap() > 0.0));
+    // With AVX2 and below there is one way, and nothing to choose.
+    let choice = !["avx2", "scalar", "neon"].iter().any(|isa| answer["fingerprint"].as_str().unwrap().contains(isa));
+    assert_eq!(cases.len(), usize::from(choice));
+    for case in cases {
+        let timings = case["timings"].as_array().unwrap();
+        assert_eq!(timings.iter().filter(|timing| timing["chosen"] == true).count(), 1);
+        assert!(timings.len() > 1 && timings.iter().all(|timing| timing["seconds"].as_f64().unwrap() > 0.0));
+    }
     // Keeping and forgetting leaves answers as they are.
     let generate = || {
         let mut command = qwen();
