@@ -4,7 +4,7 @@
 //! without it, or without a device, there are 0 devices. Each entry is guarded, so a panic becomes INTERNAL and never crosses the
 //! boundary.
 //!
-//! A description becomes a [`plan::recipe::Recipe`]: which kernels run with which arguments and sizes, as data. `op_supports` stops
+//! A description becomes a `Recipe`: which kernels run with which arguments and sizes, as data. `op_supports` stops
 //! there; `plan_create` builds the programs (kept in [`program`], on disk in [`cache`]); a launch binds and enqueues. Kernels are in
 //! `kernels/*.cl`. Products are in float32; each value of a result is summed in an order that depends on its inner dimension only, so
 //! bits do not depend on other rows, nor on how many work-items share a row of weights.
