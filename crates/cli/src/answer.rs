@@ -75,7 +75,9 @@ pub fn run(
         }
     }
     match answer.finish {
-        FinishReason::Error(reason) | FinishReason::Device(reason) => Err(CliError::Answer(reason)),
+        FinishReason::Logits(reason) | FinishReason::Error(reason) | FinishReason::Device(reason) => {
+            Err(CliError::Answer(reason))
+        }
         _ => Ok(answer),
     }
 }

@@ -151,7 +151,8 @@ impl Engine {
             sequence.drafter.learn(&speculation, drafted, accepted);
             sequence.draft.clear();
             self.waiting.charge(sequence.client(), (member.tokens + drafted) as u64);
-            self.stats.corrupted += own.iter().filter(|output| is_broken(output)).count() as u64;
+            self.stats.corrupted +=
+                own.iter().filter(|output| matches!(output.finish, Some(FinishReason::Logits(_)))).count() as u64;
             outputs.extend(own);
         }
         let prompts_only = self.loaded.model.phase_matters();
@@ -162,10 +163,6 @@ impl Engine {
             }
         }
     }
-}
-
-fn is_broken(output: &Output) -> bool {
-    matches!(&output.finish, Some(FinishReason::Error(reason)) if reason.contains("as a logit"))
 }
 
 impl Job<'_> {

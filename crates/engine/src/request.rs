@@ -87,7 +87,9 @@ pub enum FinishReason {
     Cancelled,
     /// The request's deadline passed.
     Deadline,
-    /// The logits were broken, or the grammar allowed no token; the text is the reason.
+    /// A logit was no number: the checkpoint or the device is damaged; the text says which.
+    Logits(String),
+    /// The grammar allowed no token; the text is the reason.
     Error(String),
     /// The device failed; the text is what it said. Another device can go on from the tokens so far ([`Request::resume`]).
     Device(String),
@@ -101,7 +103,7 @@ impl FinishReason {
             Self::EndOfText | Self::StopToken(_) | Self::StopText(_) => "stop",
             Self::Length => "length",
             Self::Cancelled | Self::Deadline => "abort",
-            Self::Error(_) | Self::Device(_) => "error",
+            Self::Logits(_) | Self::Error(_) | Self::Device(_) => "error",
         }
     }
 }

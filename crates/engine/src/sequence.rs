@@ -214,6 +214,7 @@ impl Sequence {
         };
         let sampled = match self.sampler.sample(row, forbidden, mask, scratch) {
             Ok(sampled) => sampled,
+            Err(error @ EngineError::NonFinite { .. }) => return self.ended(FinishReason::Logits(error.to_string())),
             Err(error) => return self.ended(FinishReason::Error(error.to_string())),
         };
         let now = Instant::now();

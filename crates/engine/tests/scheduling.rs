@@ -51,7 +51,10 @@ type Answers = HashMap<RequestId, Vec<(u32, Vec<u32>)>>;
 
 fn take(answers: &mut Answers, outputs: Vec<Output>) {
     for output in outputs {
-        assert!(!matches!(&output.finish, Some(FinishReason::Error(_) | FinishReason::Device(_))), "{output:?}");
+        assert!(
+            !matches!(&output.finish, Some(FinishReason::Logits(_) | FinishReason::Error(_) | FinishReason::Device(_))),
+            "{output:?}"
+        );
         let Some(token) = output.token else { continue };
         let logprobs = output.logprobs.unwrap();
         let bits = std::iter::once(&logprobs.chosen).chain(&logprobs.top).map(|t| t.logprob.to_bits()).collect();

@@ -173,7 +173,9 @@ impl ApiError {
                 Kind::Deadline,
                 "the request took longer than this server allows (--request_timeout); ask for fewer tokens",
             )),
-            FinishReason::Error(reason) => Some(Self::new(Kind::Internal, format!("the answer ended: {reason}"))),
+            FinishReason::Logits(reason) | FinishReason::Error(reason) => {
+                Some(Self::new(Kind::Internal, format!("the answer ended: {reason}")))
+            }
             FinishReason::Device(reason) => {
                 Some(Self::new(Kind::Unavailable, format!("the device failed: {reason}")).retry_after(1))
             }

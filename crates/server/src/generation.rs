@@ -236,7 +236,7 @@ impl Running {
                 self.tokens.cached += timings.cached_tokens as u64;
             }
             metrics.finished(finish, &timings, now - self.begun);
-            if let FinishReason::Error(reason) | FinishReason::Device(reason) = finish {
+            if let FinishReason::Logits(reason) | FinishReason::Error(reason) | FinishReason::Device(reason) = finish {
                 tracing::error!(request_id = self.request_id, reason, "an answer ended by an error");
             }
         }

@@ -43,7 +43,9 @@ fn submit(model: &ServedModel, prompt: Vec<u32>, tokens: u32) -> Result<Outputs,
 async fn finish(all: Vec<Outputs>) -> Result<(), String> {
     for mut outputs in all {
         while let Some(output) = outputs.recv().await {
-            if let Some(FinishReason::Error(reason) | FinishReason::Device(reason)) = output.finish {
+            if let Some(FinishReason::Logits(reason) | FinishReason::Error(reason) | FinishReason::Device(reason)) =
+                output.finish
+            {
                 return Err(reason);
             }
         }
