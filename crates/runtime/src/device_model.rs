@@ -18,6 +18,7 @@ use crate::describe::{Context, describe, misaligned};
 pub struct HalDeviceModel<'a> {
     device: &'a Device,
     fallback: Option<&'a Device>,
+    twin: Option<&'a Device>,
     bounds: SymbolBounds,
     phase: Phase,
     states: &'a [StateDecl],
@@ -36,13 +37,20 @@ impl<'a> HalDeviceModel<'a> {
     /// For steps of the given kind and sizes.
     #[must_use]
     pub fn new(device: &'a Device, bounds: SymbolBounds, phase: Phase, states: &'a [StateDecl]) -> Self {
-        Self { device, fallback: None, bounds, phase, states, plans: RefCell::default() }
+        Self { device, fallback: None, twin: None, bounds, phase, states, plans: RefCell::default() }
     }
 
     /// With a device that computes what the first one refuses.
     #[must_use]
     pub const fn with_fallback(mut self, fallback: Option<&'a Device>) -> Self {
         self.fallback = fallback;
+        self
+    }
+
+    /// With a device that computes every instruction as well, in the same memory plan: only what both do in place is in place.
+    #[must_use]
+    pub const fn with_twin(mut self, twin: Option<&'a Device>) -> Self {
+        self.twin = twin;
         self
     }
 
@@ -58,8 +66,7 @@ impl<'a> HalDeviceModel<'a> {
             let plan =
                 |device: &Device| Some(device.plan(&described.desc, &PlanOptions::default()).ok()?.info().clone());
             if let Some(mut info) = plan(self.device).filter(|_| misaligned(instruction, self.device).is_none()) {
-                // A comparison computes every instruction on both.
-                info.in_place &= self.fallback.and_then(plan).map_or(u64::MAX, |other| other.in_place);
+                info.in_place &= self.twin.and_then(plan).map_or(u64::MAX, |twin| twin.in_place);
                 return Some(PlanOf { info, fallback: None });
             }
             let fallback = self.fallback?;

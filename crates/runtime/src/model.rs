@@ -320,6 +320,16 @@ impl Model {
     }
 
     fn compile(&self, phase: Phase, tokens: u32) -> Result<passes::Compiled, RuntimeError> {
+        self.compile_beside(phase, tokens, None)
+    }
+
+    /// The same where `twin` is to run the program too.
+    fn compile_beside(
+        &self,
+        phase: Phase,
+        tokens: u32,
+        twin: Option<&Device>,
+    ) -> Result<passes::Compiled, RuntimeError> {
         let tokens = u64::from(tokens);
         let limit = u64::from(self.kv_pool.limit());
         let bounds = SymbolBounds::default()
@@ -335,6 +345,7 @@ impl Model {
         options.dump_after = self.options.dump_after;
         let fallback = self.sides.get(FALLBACK).map(|side| &side.device);
         let device = HalDeviceModel::new(self.device(), bounds, phase, &self.graph.states).with_fallback(fallback);
+        let device = device.with_twin(twin);
         let _span = tracing::info_span!("compile", ?phase, tokens).entered();
         Ok(passes::compile(&self.graph, &options, &device)?)
     }

@@ -121,7 +121,8 @@ impl Model {
         let placement = Placement::from(judged).with_fallback(reference);
         let mut model = Self::unprepared(graph, checkpoint, &placement, options)?;
         let phase = if model.phase_matters { Phase::Prefill } else { Phase::Mixed };
-        let compiled = model.compile(phase, model.options.max_step_tokens)?;
+        let reference = model.sides.get(FALLBACK).map(|side| &side.device);
+        let compiled = model.compile_beside(phase, model.options.max_step_tokens, reference)?;
         let mut pair = Pair::new(&mut model, phase, &compiled)?;
         let mut sequence = SequenceKv::default();
         model.reserve(&mut sequence, u32::try_from(tokens.len()).unwrap_or(u32::MAX))?;
