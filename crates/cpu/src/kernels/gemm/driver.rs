@@ -7,7 +7,7 @@ use super::activations::{
     Format, MAX_WIDTH, Seconds, Term, find_spikes, round_spikes, round_tile, set_words, tile_width,
 };
 use super::epilogue::{self, Store};
-use super::experts::{Block, active, blocks, max_slots, num_blocks};
+use super::experts::{Block, active, blocks, max_slots};
 use super::form::PANEL;
 use super::panel::{CHUNK, Job, Mode, Spiked, Terms, Worker};
 use super::shares::Shares;
@@ -427,7 +427,7 @@ impl<'a> Problem<'a> {
     ) {
         let counted = if self.glu() { &self.segments[..1] } else { self.segments };
         let units: usize = counted.iter().map(|segment| segment.layout.panels()).sum();
-        let num_blocks = num_blocks(&self.groups, scratch.block);
+        let num_blocks = blocks(&self.groups, scratch.block).count();
         let rows: usize = active(&self.groups).map(|expert| expert.rows).sum();
         let products = rows.saturating_mul(self.x.cols).saturating_mul(units * PANEL);
         let threads = if products <= SERIAL_PRODUCTS { 1 } else { scratch.threads };

@@ -52,8 +52,3 @@ pub(super) fn blocks<'a>(groups: &Groups<'a>, size: usize) -> impl Iterator<Item
         })
     })
 }
-
-/// How many there are.
-pub(super) fn num_blocks(groups: &Groups<'_>, size: usize) -> usize {
-    active(groups).map(|active| active.rows.div_ceil(size)).sum()
-}

@@ -172,8 +172,8 @@ impl Job<'_> {
         let path = self.way.path(self.block.rows);
         if let Path::OneRow { ahead } = path
             && let Some(acc) = acc.first_chunk_mut()
-            && self.one_row(form, format, ahead, acc)
         {
+            self.one_row(form, format, ahead, acc);
             if self.spiked.is_some() && self.terms[1].count > 0 {
                 self.add_spikes_of_one_row(form, format, wide, acc);
             }
@@ -256,33 +256,27 @@ impl Job<'_> {
         }
     }
 
-    /// The products of a block's only row straight from the packed form, if the instruction set has a way; second terms too, if
-    /// they are everywhere.
-    fn one_row(&self, form: Form, format: Format, ahead: bool, acc: &mut [f32; PANEL]) -> bool {
+    /// The products of a block's only row straight from the packed form; second terms too, if they are everywhere. For
+    /// [`Path::OneRow`], which vector instruction sets alone have.
+    fn one_row(&self, form: Form, format: Format, ahead: bool, acc: &mut [f32; PANEL]) {
         let words = [self.terms[0].words, if self.spiked.is_none() { self.terms[1].words } else { &[] }];
+        // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
         #[cfg(target_arch = "x86_64")]
-        if self.way.isa != Isa::Scalar {
-            let panel = self.panel_bytes();
-            // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
-            unsafe {
-                if self.way.isa >= Isa::Avx512 && ahead {
-                    super::avx512::gemv::<{ crate::isa::AHEAD }>(form.dtype, format, panel, words, acc);
-                } else if self.way.isa >= Isa::Avx512 {
-                    super::avx512::gemv::<0>(form.dtype, format, panel, words, acc);
-                } else {
-                    super::avx2::gemv::<0>(form.dtype, format, panel, words, acc);
-                }
+        unsafe {
+            if self.way.isa >= Isa::Avx512 && ahead {
+                super::avx512::gemv::<{ crate::isa::AHEAD }>(form.dtype, format, self.panel_bytes(), words, acc);
+            } else if self.way.isa >= Isa::Avx512 {
+                super::avx512::gemv::<0>(form.dtype, format, self.panel_bytes(), words, acc);
+            } else {
+                super::avx2::gemv::<0>(form.dtype, format, self.panel_bytes(), words, acc);
             }
-            return true;
         }
+        // SAFETY: as above.
         #[cfg(target_arch = "aarch64")]
-        if self.way.isa == Isa::Neon {
-            // SAFETY: the panel is whole blocks and the words one row over its inputs.
-            unsafe { super::neon::gemv(form.dtype, format, self.panel_bytes(), words, acc) };
-            return true;
+        unsafe {
+            super::neon::gemv(form.dtype, format, self.panel_bytes(), words, acc);
         }
         let _ = (form, format, ahead, words, acc);
-        false
     }
 }
 
