@@ -3,7 +3,7 @@
 //!
 //! Policy says how much error the logits may take, [`CONTRIBUTIONS`] what each input costs if it is rounded to 8 bits. The
 //! balanced policy starts with two 8-bit terms for nodes of high sensitivity, then takes inputs in the order of their
-//! contribution until the predicted sum is within the budget; the rest have one term, and a second for rows with spikes. Routers and gates of shared experts
+//! contribution until the predicted sum is within the budget; the rest have one term, and a second for groups with a spike. Routers and gates of shared experts
 //! are f32 whatever the policy: a wrong expert is not a small error.
 //!
 //! A device may sum products in half precision. Where the worst error of that breaks an op's class, the pass asks for float32 sums,
