@@ -506,6 +506,8 @@ unsafe fn attend_part<S: Simd, A: Source>(
                 let (row, head) = queries.place(i, p.group);
                 let state = run.state(plan, token + row, task.head + head, split);
                 if !visible {
+                    // The maximum counts in a merge even if the sum is 0, so what lay there before must not stay.
+                    *state.max = f32::NEG_INFINITY;
                     *state.sum = 0.0;
                     continue;
                 }

@@ -193,6 +193,26 @@ fn the_least_workspace_changes_no_bit_and_less_is_refused() {
     assert!(bits(&full) == bits(&out));
 }
 
+/// The first tile of this step sees the first split alone; whatever the workspace held before must not stand for the second.
+#[test]
+fn a_split_that_a_tile_does_not_see_changes_no_bit() {
+    let args = args(9, 3, 64, 64);
+    let mut random = Random::new(15);
+    let cache = Cache::random(cache_args(&args), DType::F16, &[280], &mut random, &mut Random::new(11));
+    let step = Step::new(&cache, &[(60, 280)]);
+    let q = random.values(60 * 576, 1.0);
+    let whole = run(Isa::current(), &Serial, &args, &q, &cache, &step);
+    // Room as a server has it, which plans for longer contexts: only then are prompts split.
+    let limits = StepLimits { threads: 2, sequences: 1, tokens: 60, max_context: 4096 };
+    for before in [0, 0x7f, 0xff] {
+        let mut workspace = vec![before; attention_workspace_bytes(&args, &limits)];
+        let mut out = vec![0.0; 60 * 576];
+        let (q, view) = (Matrix::dense(&q, 60, 576), MatrixMut::dense(&mut out, 60, 576));
+        attention(Isa::current(), &Threads(2), &args, q, cache.view(), &step.view(), view, &mut workspace).unwrap();
+        assert!(bits(&whole) == bits(&out), "a workspace of bytes {before:#x}");
+    }
+}
+
 #[test]
 fn nan_and_infinity_stay_in_their_row() {
     let args = args(2, 1, 32, 32);
