@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -11,6 +12,7 @@ import client
 import determinism
 import figures
 import load
+import model
 import prompts
 import report
 import served
@@ -19,6 +21,19 @@ import soak_requests
 
 DATA = json.loads(Path(__file__).with_name("cases.json").read_text())
 ADDRESS = ("127.0.0.1", 1)
+
+
+class Model(unittest.TestCase):
+    def test_a_file_of_another_type_is_refused(self):
+        told = "x.gguf\n  format          gguf\n  stored as       q4_1 69%, q8_0 31%, 5.74 bits a parameter\n"
+        self.assertEqual(model.most_stored(told), "q4_1")
+        self.assertEqual(model.most_stored("nothing"), "no line `stored as`")
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(model, "output", return_value=told):
+            Path(folder, "x.gguf").touch()
+            find = lambda type: model.served_file({"name": "x", "type": type}, Path(folder), Path("own"), None)
+            self.assertEqual(find("Q4_1"), Path(folder, "x.gguf"))
+            with self.assertRaisesRegex(served.Failed, "expected most weights in q4_0, found q4_1"):
+                find("Q4_0")
 
 
 class Figures(unittest.TestCase):
