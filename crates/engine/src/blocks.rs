@@ -8,6 +8,7 @@
 
 use qwen_runtime::{Model, RuntimeError, SequenceKv};
 
+use crate::kv_map::KvMap;
 use crate::prefix_cache::{Place, PrefixCache};
 use crate::sequence::Sequence;
 
@@ -31,6 +32,11 @@ impl Blocks {
     /// Blocks that nobody holds but whose contents are kept.
     pub(crate) fn cached(&self) -> u32 {
         self.cache.as_ref().map_or(0, PrefixCache::idle_blocks)
+    }
+
+    /// A picture of all blocks.
+    pub(crate) fn map(&self, model: &Model) -> KvMap {
+        KvMap::new(model.kv_pool(), self.cache.iter().flat_map(PrefixCache::idle))
     }
 
     /// Blocks that sequences can still get.

@@ -16,6 +16,7 @@ use qwen_runtime::{Batch, LogitRows, Model, RuntimeError, SequenceKv};
 
 use crate::blocks::Blocks;
 use crate::handle::About;
+use crate::kv_map::KvMap;
 use crate::load_meter::{DeviceRates, LoadMeter};
 use crate::prepare::{Prepared, Preparer};
 use crate::queue::{Queue, Waiting};
@@ -189,6 +190,12 @@ impl Engine {
             hli: self.meter.hli(),
             ..self.stats
         }
+    }
+
+    /// Which blocks of the KV cache are held, kept, free; looks at each of them.
+    #[must_use]
+    pub fn kv_map(&self) -> KvMap {
+        self.blocks.map(&self.loaded.model)
     }
 
     /// Takes a request.

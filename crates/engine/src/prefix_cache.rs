@@ -77,6 +77,11 @@ impl PrefixCache {
         self.idle
     }
 
+    /// Where these blocks lie in the pool.
+    pub(crate) fn idle(&self) -> impl Iterator<Item = u32> {
+        self.nodes.iter().flatten().filter(|node| node.borrowers == 0).map(|node| node.block.index())
+    }
+
     /// Blocks that it owns.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {

@@ -153,6 +153,12 @@ impl KvPool {
         (block.owners > 0 && block.generation == handle.generation).then_some(block.owners)
     }
 
+    /// Whether a block has an owner.
+    #[must_use]
+    pub fn is_used(&self, index: u32) -> bool {
+        self.blocks.get(index as usize).is_some_and(|block| block.owners > 0)
+    }
+
     /// Figures for reports; looks at every block.
     #[must_use]
     pub fn stats(&self) -> KvPoolStats {

@@ -465,6 +465,11 @@ impl Model {
     pub const fn free_blocks(&self) -> u32 {
         self.kv_pool.available()
     }
+    /// All of them.
+    #[must_use]
+    pub const fn kv_pool(&self) -> &KvPool {
+        &self.kv_pool
+    }
     /// Tokens of a cache block.
     #[must_use]
     pub const fn block_size(&self) -> u32 {

@@ -29,6 +29,7 @@ mod openai;
 mod openapi;
 mod ops;
 mod prompt;
+mod recent;
 mod responses;
 mod router;
 mod serve;
@@ -55,6 +56,10 @@ pub use tls::TlsError;
 pub struct DeviceReport {
     /// Name, as `--device` takes it.
     pub name: String,
+    /// What it calls itself.
+    pub title: String,
+    /// `cpu`, `gpu`, `npu`, `simulated` or `null`: figures of a simulated one are modelled, a null one computes nothing.
+    pub kind: String,
     /// `ok`, `degraded`, `lost` or `unknown`.
     pub status: String,
     /// Degrees Celsius.
@@ -72,6 +77,22 @@ pub struct DeviceReport {
 /// Asks the devices how they are.
 pub type DeviceProbe = Arc<dyn Fn() -> Vec<DeviceReport> + Send + Sync>;
 
+/// A decision of dispatch, taken when the model was planned.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, utoipa::ToSchema)]
+pub struct DispatchReport {
+    /// Name of the device.
+    pub device: String,
+    /// Kind of op.
+    pub op: String,
+    /// Instructions of all plans that it holds for.
+    pub instructions: usize,
+    /// The three levels, as the log tells them: library, family of kernels, tiling.
+    pub lines: Vec<String>,
+}
+
+/// Tells the decisions of dispatch; may take a second.
+pub type DispatchProbe = Arc<dyn Fn() -> Vec<DispatchReport> + Send + Sync>;
+
 /// A model that is served.
 pub struct ServedModel {
     /// Names that requests may use; answers carry the first.
@@ -86,6 +107,8 @@ pub struct ServedModel {
     pub thinking: ThinkingStyle,
     /// Its devices.
     pub devices: DeviceProbe,
+    /// Why which kernels compute it.
+    pub dispatch: DispatchProbe,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
 }
@@ -132,11 +155,15 @@ pub struct Server {
     pub(crate) keys: Keys,
     pub(crate) metrics: metrics::Metrics,
     model: OnceLock<ServedModel>,
+    /// Looked up when somebody asks first.
+    dispatch: tokio::sync::OnceCell<Vec<DispatchReport>>,
 }
 
 impl Server {
     pub(crate) fn new(config: Config, keys: Keys) -> Self {
-        Self { config, life: Life::new(), keys, metrics: metrics::Metrics::new(), model: OnceLock::new() }
+        let metrics = metrics::Metrics::new();
+        let (model, dispatch) = (OnceLock::new(), tokio::sync::OnceCell::new());
+        Self { config, life: Life::new(), keys, metrics, model, dispatch }
     }
 
     /// The model, once it is loaded.

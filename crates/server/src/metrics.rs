@@ -14,6 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use qwen_engine::{EngineStats, FinishReason, RequestTimings, SamplingParams};
 
+use crate::recent::Recent;
 use crate::{DeviceReport, Server};
 
 /// Seconds to a first token.
@@ -88,6 +89,10 @@ pub(crate) struct Metrics {
     histograms: Histograms,
     finished: Family<Reason, Counter>,
     responses: Family<Status, Counter>,
+    /// Arrival to first token, for people who look on.
+    pub(crate) recent_first: Recent,
+    /// Mean time per token after the first, likewise.
+    pub(crate) recent_per_token: Recent,
     abandoned: AtomicU64,
     connections: AtomicU64,
 }
@@ -98,6 +103,8 @@ impl Metrics {
             histograms: Histograms::new(),
             finished: Family::default(),
             responses: Family::default(),
+            recent_first: Recent::default(),
+            recent_per_token: Recent::default(),
             abandoned: AtomicU64::new(0),
             connections: AtomicU64::new(0),
         }
@@ -110,6 +117,7 @@ impl Metrics {
 
     pub(crate) fn first_token(&self, since_arrival: Duration) {
         self.histograms.first_token.observe(since_arrival.as_secs_f64());
+        self.recent_first.add(since_arrival);
     }
 
     pub(crate) fn next_token(&self, since_last: Duration) {
@@ -128,7 +136,9 @@ impl Metrics {
         h.generation.observe(timings.generated_tokens as f64);
         h.computed.observe(timings.prompt_tokens.saturating_sub(timings.cached_tokens) as f64);
         if timings.generated_tokens > 1 {
-            h.per_token.observe(timings.decode.as_secs_f64() / (timings.generated_tokens - 1) as f64);
+            let mean = timings.decode.as_secs_f64() / (timings.generated_tokens - 1) as f64;
+            h.per_token.observe(mean);
+            self.recent_per_token.add(Duration::from_secs_f64(mean));
         }
     }
 

@@ -31,6 +31,7 @@ use crate::{anthropic, openai, ops, responses};
         ops::figures,
         ops::version,
         ops::load,
+        ops::status::status,
         ops::admin::drain,
         ops::admin::cancel,
     ),

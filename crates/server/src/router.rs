@@ -40,7 +40,8 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
         .route("/healthz", get(ops::health::healthz))
         .route("/metrics", get(ops::figures))
         .route("/version", get(ops::version))
-        .route("/load", get(ops::load));
+        .route("/load", get(ops::load))
+        .route("/status", get(ops::status::status));
     let mut all = Router::new()
         .merge(openai)
         .merge(anthropic)

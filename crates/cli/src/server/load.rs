@@ -8,9 +8,10 @@ use qwen_engine::{DEFAULT_SEQ_LEN, EngineHandle, SamplingParams};
 use qwen_models::chat_template::ChatTemplate;
 use qwen_models::tokenizer::Tokenizer;
 use qwen_server::answer::{THINK_BEGIN, THINK_END, ToolFormat};
-use qwen_server::{DeviceReport, ServedModel, ThinkingStyle};
+use qwen_server::{ServedModel, ThinkingStyle};
 
 use super::options::Options;
+use super::watch::{device_report, dispatch_probe};
 use crate::error::CliError;
 use crate::generation_config::GenerationConfig;
 use crate::model::{self, Wish};
@@ -29,13 +30,15 @@ pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
         ..Wish::default()
     };
     let engine = model::load(name, &options.runtime, &wish)?;
+    let device = engine.loaded().model.device().clone();
     let (engine, _) = EngineHandle::spawn(engine, options.max_queue as usize).map_err(CliError::Runtime)?;
     let about = engine.about();
     let template = about.chat_template.as_deref();
     let tool_format = tool_format(&options.tool_call_parser, template)?;
     let thinking = thinking(&options.reasoning_parser, template, about.tokenizer.as_deref())?;
-    let device = options.runtime.place.device.to_string();
-    let report = DeviceReport { name: device, status: "ok".into(), ..DeviceReport::default() };
+    let device_name = options.runtime.place.device.to_string();
+    let load_options = model::options(&options.runtime, &wish);
+    let dispatch = dispatch_probe(device_name.clone(), path.clone(), device.clone(), load_options);
     let names = match options.served_model_name.as_slice() {
         [] => vec![served_name(name)],
         names => names.to_vec(),
@@ -45,7 +48,8 @@ pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
         defaults: GenerationConfig::read(&path).over(SamplingParams::default()),
         tool_format,
         thinking,
-        devices: Arc::new(move || vec![report.clone()]),
+        devices: Arc::new(move || vec![device_report(&device_name, &device)]),
+        dispatch,
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         engine,
     })

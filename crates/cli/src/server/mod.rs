@@ -3,6 +3,7 @@
 mod layers;
 mod load;
 mod options;
+mod watch;
 
 use std::ffi::OsString;
 use std::io::Write;

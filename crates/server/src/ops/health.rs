@@ -16,8 +16,8 @@ use crate::{DeviceReport, Server};
 /// Whether new requests are taken, and why not.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Readiness {
-    /// `ready`, `loading`, `warming`, `draining`, `stalled`, `degraded` or `dead`.
-    status: &'static str,
+    /// `ready`, `loading`, `warming`, `draining`, `stalled` or `degraded`.
+    pub(super) status: &'static str,
     /// Steps of the engine since the start.
     steps: u64,
     /// Requests that it has taken and not ended.
@@ -27,7 +27,7 @@ pub(crate) struct Readiness {
 }
 
 /// Looks at more than a socket: an engine with work that makes no steps is not ready.
-fn readiness(server: &Server) -> Readiness {
+pub(super) fn readiness(server: &Server) -> Readiness {
     let Ok(model) = server.model() else {
         return Readiness { status: server.life.state().name(), steps: 0, in_flight: 0, stalled_seconds: 0.0 };
     };

@@ -1,7 +1,8 @@
-//! What operators ask: health, figures, version, administration.
+//! What operators ask: health, figures, a picture of everything for the page, version, administration.
 
 pub(crate) mod admin;
 pub(crate) mod health;
+pub(crate) mod status;
 
 use std::sync::Arc;
 
