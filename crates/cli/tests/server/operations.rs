@@ -38,6 +38,46 @@ fn health_models_and_figures() {
     assert_eq!(server.get("/version").json()["version"], env!("CARGO_PKG_VERSION"));
 }
 
+/// A JSON value with the types of its leaves instead of their values.
+fn shape(value: &Value) -> Value {
+    match value {
+        Value::Null => "null".into(),
+        Value::Bool(_) => "bool".into(),
+        Value::Number(_) => "number".into(),
+        Value::String(_) => "text".into(),
+        Value::Array(all) => Value::Array(all.first().map(shape).into_iter().collect()),
+        Value::Object(map) => map.iter().map(|(name, value)| (name.clone(), shape(value))).collect(),
+    }
+}
+
+#[test]
+fn everything_that_the_page_shows() {
+    let server = Server::start(&[]);
+    let first = server.get("/status").json();
+    assert_eq!(first["status"], "ready");
+    assert_eq!(first["time_to_first_token"]["p50"], Value::Null);
+    server.ok(CHAT, &chat(40));
+    // The decisions are looked up beside the first question for them.
+    let status = loop {
+        let status = server.get("/status").json();
+        if !status["dispatch"].is_null() {
+            break status;
+        }
+    };
+    insta::assert_snapshot!("status", serde_json::to_string_pretty(&shape(&status)).unwrap());
+    let instance = &status["instances"][0];
+    assert_eq!((&instance["generated_tokens"], &status["time_to_first_token"]["samples"]), (&json!(40), &json!(1)));
+    assert_eq!((&instance["device"]["kind"], &instance["device"]["status"]), (&json!("cpu"), &json!("ok")));
+    let cache = &instance["cache"];
+    let runs = cache["map"]["runs"].as_array().unwrap();
+    let blocks = |state: &str| -> u64 {
+        runs.iter().filter(|run| state.is_empty() || run[0] == state).map(|run| run[1].as_u64().unwrap()).sum()
+    };
+    assert_eq!((json!(blocks("")), json!(blocks("used"))), (cache["blocks"].clone(), json!(0)));
+    assert!(blocks("cached") > 0 && json!(blocks("cached")) == cache["cached"], "{cache}");
+    assert!(status["dispatch"][0]["lines"][0].as_str().unwrap().starts_with("[DISPATCH] Top-level: "), "{status}");
+}
+
 #[test]
 fn documents_and_pages_come_from_the_binary() {
     let server = Server::start(&[]);
@@ -47,6 +87,16 @@ fn documents_and_pages_come_from_the_binary() {
     let document = server.get("/openapi.json").json();
     for path in [CHAT, "/v1/completions", "/v1/messages", "/v1/responses", "/healthz"] {
         assert!(document["paths"].get(path).is_some(), "{path}");
+    }
+    assert!(document["paths"].get("/status").is_some());
+    let page = server.get("/").body;
+    let mut named = page.split("\"/web/").skip(1).filter_map(|rest| rest.split('"').next()).peekable();
+    assert!(named.peek().is_some());
+    for name in named {
+        let file = server.get(&format!("/web/{name}"));
+        let kind = file.header("content-type").unwrap().split(';').next().unwrap();
+        assert!(["text/css", "text/javascript", "image/svg+xml"].contains(&kind), "{name} is {kind}");
+        assert!(!file.header("content-security-policy").unwrap().contains("unsafe"), "{name}");
     }
     assert!(matches!(server.get("/docs/").status, 200 | 303 | 307));
     let bare = Server::start(&["--docs=false"]);
@@ -68,7 +118,7 @@ fn keys_are_asked_for_everywhere_but_health() {
     for path in ["/livez", "/readyz", "/health", "/"] {
         assert_eq!(server.get(path).status, 200, "{path}");
     }
-    for path in ["/v1/models", "/metrics", "/healthz", "/version", "/openapi.json", "/load"] {
+    for path in ["/v1/models", "/metrics", "/healthz", "/version", "/openapi.json", "/load", "/status"] {
         assert_eq!(server.get(path).status, 401, "{path}");
     }
     let key = ("Authorization", "Bearer secret");
