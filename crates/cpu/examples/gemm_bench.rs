@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p qwen-cpu --example gemm_bench [-- FILTER]`: for each type and shape the rate of reading weights with one
 //! row (weights cycle through more memory than the caches hold) and the rate of products with 16 and 512 rows. FILTER is part
-//! of a line's label, e.g. `q4_0`. Threads: `GEMM_BENCH_THREADS`, default all.
+//! of a line's label, e.g. `q4_0`. Threads: `GEMM_BENCH_THREADS`, default all. With `GEMM_BENCH_ROWS=8,16,64` instead: the rate of
+//! products with so many rows by every instruction set, in turns.
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring tool")]
 
@@ -207,10 +208,52 @@ fn measure(pool: &dyn Parallel, dtype: DType, compute: Compute, n: usize, k: usi
     )
 }
 
+/// Rates of products by number of rows and instruction set, the medians of rounds in which the sets take turns; weights come from
+/// memory that one row after the other is read from.
+fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 2], memory: &[u64], rows: &[usize]) {
+    const ROUNDS: usize = 9;
+    let layout = WeightLayout::for_dtype(dtype, n, k, None).unwrap();
+    let bytes = layout.weight_bytes();
+    // SAFETY: the bytes of the words.
+    let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), memory.len() * 8) };
+    let copies = (STREAM_BYTES / bytes).clamp(1, 16);
+    let most = rows.iter().copied().max().unwrap_or(1);
+    let x: Vec<f32> = (0..most * k).map(|i| (i * 7919 % 1013) as f32 / 506.0 - 1.0).collect();
+    let mut out = vec![0.0; most * n];
+    let mut workspace = vec![0; workspace_bytes(most, 1, &[(layout, compute)], pool.threads())];
+    let sets: Vec<Isa> = Isa::available().into_iter().filter(|isa| *isa != Isa::Scalar).collect();
+    for &rows in rows {
+        let mut seconds = vec![Vec::new(); sets.len()];
+        for round in 0..=ROUNDS {
+            for (isa, seconds) in sets.iter().zip(&mut seconds) {
+                let start = Instant::now();
+                for copy in 0..copies {
+                    let weight = &memory[copy * bytes..][..bytes];
+                    let segment = Segment { weight, layout, scales: None, bias: None, compute };
+                    let (x, y) = (Matrix::dense(&x, rows, k), MatrixMut::dense(&mut out, rows, n));
+                    gemm(*isa, pool, x, &[segment], y, Epilogue::None, &mut workspace).unwrap();
+                }
+                if round > 0 {
+                    seconds.push(start.elapsed().as_secs_f64());
+                }
+            }
+        }
+        print!("{dtype} {compute:?} {n}x{k} {rows:4} rows, Gop/s:");
+        for (isa, mut seconds) in sets.iter().zip(seconds) {
+            seconds.sort_by(f64::total_cmp);
+            let rate = 2.0 * (rows * n * k * copies) as f64 / seconds[ROUNDS / 2] / 1e9;
+            print!(" {} {rate:5.0}", isa.name());
+        }
+        println!();
+    }
+}
+
 fn main() {
     let filter = std::env::args().nth(1).unwrap_or_default();
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = std::env::var("GEMM_BENCH_THREADS").ok().and_then(|t| t.parse().ok()).unwrap_or(all);
+    let rows = std::env::var("GEMM_BENCH_ROWS").unwrap_or_default();
+    let rows: Vec<usize> = rows.split(',').filter_map(|rows| rows.parse().ok()).collect();
     let pool = Spinners::new(threads);
     // Small numbers: as half-precision scales they are finite and not subnormal.
     let memory = vec![0x2c2d_2c2c_2d2c_2c2d_u64; (STREAM_BYTES + (64 << 20)) / 8];
@@ -254,6 +297,10 @@ fn main() {
                     let products = product_rate(&pool).map_or(String::new(), |rate| format!(", int8 {rate:.0} GOP/s"));
                     println!("machine: reads {:.1} GB/s{products}", read_rate(&pool, &memory));
                     probed = true;
+                }
+                if !rows.is_empty() {
+                    by_rows(&pool, dtype, compute, [n, k], &memory, &rows);
+                    continue;
                 }
                 println!("{label:28} {}", measure(&pool, dtype, compute, n, k, &memory));
             }

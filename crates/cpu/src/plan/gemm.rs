@@ -115,9 +115,9 @@ impl Gemm {
     }
 
     /// Whether activations are rounded to int8, and rows of a block.
-    pub(super) fn blocks(&self, way: Way) -> (bool, usize) {
+    pub(super) fn blocks(&self, way: Way) -> (Option<usize>, usize) {
         let pairs: Vec<_> = self.weights.iter().map(|weight| (weight.layout, weight.compute)).collect();
-        let rounded = pairs.iter().any(|(layout, compute)| gemm::is_rounded(layout, *compute));
+        let rounded = pairs.iter().find_map(|(layout, compute)| gemm::rounded_subgroups(layout, *compute));
         (rounded, gemm::block_rows(way, &pairs))
     }
 

@@ -61,7 +61,7 @@ impl Op {
     /// Whether another way is another computation for this op.
     fn differs(&self, own: Way, other: Way) -> bool {
         match self {
-            Self::Gemm(gemm) if gemm.blocks(own).0 => true,
+            Self::Gemm(gemm) if gemm.blocks(own).0.is_some() => true,
             Self::Gemm(_) => other.ahead == Way::from(other.isa).ahead,
             // Blocks and asking ahead are products' alone.
             _ => other == Way::from(other.isa),
@@ -74,9 +74,11 @@ impl Op {
             Self::Gemm(gemm) => {
                 let (rounded, block) = gemm.blocks(way);
                 let steps = match (rounded, gemm.deciding_rows().is_some()) {
-                    (true, true) => way.paths().into_iter().map(|(rows, path)| step(rows, path, isa, block)).collect(),
-                    (true, false) => vec![(1, "int8_by_expert", format!("{isa}_1x16_16x16_block{block}"))],
-                    (false, _) => vec![(1, "f32_products", format!("{isa}_block{block}"))],
+                    (Some(subgroups), true) => {
+                        way.paths(subgroups).into_iter().map(|(rows, path)| step(rows, path, isa, block)).collect()
+                    }
+                    (Some(_), false) => vec![(1, "int8_by_expert", format!("{isa}_1x16_16x16_block{block}"))],
+                    (None, _) => vec![(1, "f32_products", format!("{isa}_block{block}"))],
                 };
                 (gemm.deciding_rows(), steps)
             }

@@ -12,7 +12,7 @@
 //!
 //! A value in two terms is `scale * first + scale / 256 * second`: the second holds the rounding error of the first. Second terms
 //! are rows of tiles of their own, multiplied like any row, whose products are added to those of the first at the end. Where only
-//! groups with a spike have them, only those groups are multiplied: few, and mostly the same ones in all rows, since spikes
+//! groups with a spike have them, tiles hold only those groups: few, and mostly the same ones in all rows of a block, since spikes
 //! sit in a few channels. A row that has none in a group which another row has is zero there, which changes none of its bits.
 //! All arithmetic is IEEE in a fixed order, per row. A group with a NaN or an infinity gets scale NaN, so its row's results are
 //! NaN.
@@ -76,6 +76,11 @@ pub(super) const fn set_words(k: usize) -> usize {
     k.div_ceil(32 * GROUP)
 }
 
+/// How many groups are in a set.
+pub(super) fn count_groups(set: &[u32]) -> usize {
+    set.iter().map(|word| word.count_ones() as usize).sum()
+}
+
 /// The groups of a set that lie in a range.
 pub(super) fn groups_in(set: &[u32], range: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
     let mut next = range.start;
@@ -116,27 +121,35 @@ pub(super) fn round_tile(isa: Isa, format: Format, term: Term, rows: &[&[f32]], 
         tile.fill(0);
     }
     for (slot, row) in rows.iter().enumerate() {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if isa >= Isa::Avx512 {
-                // SAFETY: the instruction set was detected.
-                unsafe { super::avx512_round::round_row(format, term, row, slot, width, tile) };
-                continue;
-            }
-            if isa == Isa::Avx2 {
-                // SAFETY: the instruction set was detected.
-                unsafe { super::avx2::round_row(format, term, row, slot, width, tile) };
-                continue;
-            }
-        }
-        let _ = isa;
-        round_row(format, term, row, slot, width, tile);
+        round_slot(isa, format, term, row, slot, width, tile);
     }
 }
 
-/// One row of a tile with the second terms of its groups with a spike: `row` has the values and that set. The rest of the groups
-/// in `union`, those that any row of the tile has a spike in, are zero, and all of them without a row; further ones are left.
+/// One row of a tile.
+fn round_slot(isa: Isa, format: Format, term: Term, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if isa >= Isa::Avx512 {
+            // SAFETY: the instruction set was detected.
+            return unsafe { super::avx512_round::round_row(format, term, row, slot, width, tile) };
+        }
+        if isa == Isa::Avx2 {
+            // SAFETY: the instruction set was detected.
+            return unsafe { super::avx2::round_row(format, term, row, slot, width, tile) };
+        }
+    }
+    let _ = isa;
+    round_row(format, term, row, slot, width, tile);
+}
+
+/// Groups that [`round_spikes`] takes together: as many as the vector variants round at once.
+const GATHERED: usize = 8;
+
+/// One row of a tile that holds the second terms of the groups in `union` alone, one behind the other: `row` has the values and
+/// the set of its own groups with a spike. The others, those that another row of the tile has a spike in, are zero, and all of them
+/// without a row.
 pub(super) fn round_spikes(
+    isa: Isa,
     format: Format,
     row: Option<(&[f32], &[u32])>,
     union: &[u32],
@@ -145,10 +158,17 @@ pub(super) fn round_spikes(
     tile: &mut [u32],
 ) {
     let group_words = format.group_words() * width;
-    for group in groups_in(union, 0..tile.len() / group_words) {
-        let values = row.filter(|(_, set)| set[group / 32] >> (group % 32) & 1 == 1);
-        let values = values.map_or(&[0.0; GROUP], |(values, _)| &values.as_chunks().0[group]);
-        round_one_group(format, Term::Second, values, slot, width, &mut tile[group * group_words..][..group_words]);
+    let mut groups = groups_in(union, 0..32 * union.len());
+    for words in tile.chunks_mut(GATHERED * group_words) {
+        let mut gathered = [[0.0; GROUP]; GATHERED];
+        for (to, group) in gathered.iter_mut().zip(&mut groups) {
+            let values = row.filter(|(_, set)| set[group / 32] >> (group % 32) & 1 == 1);
+            if let Some((values, _)) = values {
+                *to = values.as_chunks().0[group];
+            }
+        }
+        let values = &gathered.as_flattened()[..words.len() / group_words * GROUP];
+        round_slot(isa, format, Term::Second, values, slot, width, words);
     }
 }
 

@@ -15,15 +15,19 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-use super::activations::Format;
+use super::activations::{Format, padded_rows};
 use super::avx512::{tile_of, unroll};
 use super::wide::{Ask, RUNS, WideGroup};
 
 /// Rows of a tile register.
 const TILE_ROWS: usize = 16;
 
-/// Fewest tokens for which the way through tile registers is worth it.
-pub(super) const MIN_TOKENS: usize = 8;
+/// Whether the way through tile registers is the faster one for a block of so many rows. A tile costs the same whatever its rows are,
+/// so the last one should be full unless there are others; where sums of 16 inputs have their own scales, twice as many go
+/// through memory, and vector registers win at any size.
+pub(super) const fn pays(rows: usize, subgroups: usize) -> bool {
+    subgroups == 1 && (rows >= 2 * TILE_ROWS || padded_rows(rows) % TILE_ROWS == 0)
+}
 
 /// The tile registers of this thread, shaped; free again when dropped.
 pub(super) struct Tiles {

@@ -4,7 +4,7 @@
 //! times some consecutive panels. Items of a block are consecutive, so each thread reads its weights as one stream.
 
 use super::activations::{
-    Format, MAX_WIDTH, Seconds, Term, find_spikes, round_spikes, round_tile, set_words, tile_width,
+    Format, MAX_WIDTH, Seconds, Term, count_groups, find_spikes, round_spikes, round_tile, set_words, tile_width,
 };
 use super::epilogue::{self, Store};
 use super::experts::{Block, active, blocks, max_slots};
@@ -12,7 +12,7 @@ use super::form::PANEL;
 use super::panel::{CHUNK, Job, Mode, Spiked, Terms, Worker};
 use super::shares::Shares;
 use super::way::Way;
-use super::wide::WideGroup;
+use super::wide::{GROUP, WideGroup};
 use super::workspace::{ALIGN, Cutter, SharedMut, piece_bytes};
 use super::{Compute, Epilogue, Groups, MAX_SEGMENTS, OP, Segment, WeightLayout};
 use crate::kernels::error::{KernelError, same};
@@ -67,7 +67,7 @@ impl Scratch {
                     let wanted = formats[format.index()].get_or_insert(Rounding { format, spiked: false, all: false });
                     wanted.spiked |= seconds == Seconds::Spiked;
                     wanted.all |= seconds == Seconds::All;
-                    wide_groups = CHUNK;
+                    wide_groups = 2 * CHUNK;
                     row_bytes = row_bytes.max(4 * format.row_words(k));
                 }
                 Mode::Widened => {
@@ -126,7 +126,7 @@ struct Words<'a> {
     first: [&'a [u32]; Format::COUNT],
     /// Second terms of all rows and groups.
     all: [&'a [u32]; Format::COUNT],
-    /// Second terms of rows with a spike, from each block's first slot on.
+    /// Second terms of rows and groups with a spike, from each block's first slot on.
     spiked: [&'a [u32]; Format::COUNT],
     spikes: Spikes<'a>,
 }
@@ -157,15 +157,16 @@ impl<'a> Words<'a> {
     /// First and second terms of a block's rows, and where the second are if not everywhere.
     fn terms(&self, format: Format, seconds: Seconds, k: usize, block: Block) -> ([Terms<'a>; 2], Option<Spiked<'a>>) {
         let first_word = block.first_slot * format.row_words(k);
-        let tiles = |words: &'a [u32], count: usize| Terms { words: &words[first_word..], count };
+        let tiles = |words: &'a [u32], count: usize, groups: usize| Terms { words: &words[first_word..], count, groups };
+        let groups = k / GROUP;
         let index = format.index();
-        let first = tiles(self.first[index], block.rows);
+        let first = tiles(self.first[index], block.rows, groups);
         match seconds {
             Seconds::None => ([first, Terms::default()], None),
-            Seconds::All => ([first, tiles(self.all[index], block.rows)], None),
+            Seconds::All => ([first, tiles(self.all[index], block.rows, groups)], None),
             Seconds::Spiked => {
                 let spiked = self.spikes.of_block(block, k);
-                ([first, tiles(self.spiked[index], spiked.rows.len())], Some(spiked))
+                ([first, tiles(self.spiked[index], spiked.rows.len(), count_groups(spiked.groups))], Some(spiked))
             }
         }
     }
@@ -405,14 +406,16 @@ impl<'a> Problem<'a> {
         self.each(parallel, &tiles, &|(block, first, width)| {
             let Spiked { rows, groups } = spikes.of_block(block, k);
             let rows = &rows[first..];
-            // SAFETY: each tile is one task's.
-            let words = unsafe { shared.range((block.first_slot + first) * row_words, width * row_words) };
+            let spike_words = count_groups(groups) * format.group_words();
+            // SAFETY: each tile is one task's; a block's tiles are no larger than with all groups.
+            let words =
+                unsafe { shared.range(block.first_slot * row_words + first * spike_words, width * spike_words) };
             for slot in 0..width {
                 let row = rows.get(slot).map(|&row| {
                     let set = &spikes.sets[(block.first_slot + row as usize) * set_words(k)..][..set_words(k)];
                     (self.x.row(self.source_row(block.first_row + row as usize)), set)
                 });
-                round_spikes(format, row, groups, slot, width, words);
+                round_spikes(self.way.isa, format, row, groups, slot, width, words);
             }
         });
         words

@@ -171,10 +171,13 @@ pub fn workspace_bytes_of(
     driver::Scratch::of(way, rows, experts, segments.iter().copied(), threads).bytes()
 }
 
-/// Whether activations are rounded to int8 for a weight.
+/// How many scales of sums 32 inputs have, if activations are rounded to int8 for a weight.
 #[must_use]
-pub fn is_rounded(layout: &WeightLayout, compute: Compute) -> bool {
-    matches!(panel::Mode::of(layout, compute), panel::Mode::Rounded(..))
+pub fn rounded_subgroups(layout: &WeightLayout, compute: Compute) -> Option<usize> {
+    match panel::Mode::of(layout, compute) {
+        panel::Mode::Rounded(_, format, _) => Some(format.subs),
+        _ => None,
+    }
 }
 
 /// Rows of a block of these weights.

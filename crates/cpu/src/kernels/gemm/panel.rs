@@ -53,6 +53,8 @@ pub(super) struct Terms<'a> {
     pub(super) words: &'a [u32],
     /// How many rows.
     pub(super) count: usize,
+    /// Groups of a row: all, or those with second terms.
+    pub(super) groups: usize,
 }
 
 /// Which rows and groups of a block have second terms.
@@ -68,7 +70,7 @@ pub(super) struct Spiked<'a> {
 pub(super) struct Worker<'a> {
     /// Accumulators of one or two panels, sixteen for each row and each second term.
     pub(super) acc: [&'a mut [f32]; 2],
-    /// [`CHUNK`] groups, if any weight is quantised.
+    /// Twice [`CHUNK`] groups, if any weight is quantised: a stretch, and those of its groups that have second terms.
     pub(super) wide: &'a mut [WideGroup],
     /// A panel as f32, if any weight is widened.
     pub(super) values: &'a mut [f32],
@@ -169,7 +171,7 @@ impl Job<'_> {
     }
 
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
-        let path = self.way.path(self.block.rows);
+        let path = self.way.path(self.block.rows, format.subs);
         if let Path::OneRow { ahead } = path
             && let Some(acc) = acc.first_chunk_mut()
         {
@@ -185,6 +187,8 @@ impl Job<'_> {
         acc.fill(0.0);
         second_acc.fill(0.0);
         let mut products = Products::new(self.way.isa, form, path);
+        let (wide, with_seconds) = wide.split_at_mut(CHUNK);
+        let mut seconds_done = 0;
         let chunk_bytes = CHUNK / form.groups() * form.packed_block_bytes();
         for (i, packed) in self.panel_bytes().chunks(chunk_bytes).enumerate() {
             let first_group = i * CHUNK;
@@ -195,15 +199,15 @@ impl Job<'_> {
             let group_bytes = form.packed_block_bytes() / form.groups();
             let ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
             self.tiles(&mut products, format, self.terms[0], first_group, wide, ask, acc);
-            match self.spiked {
-                None => self.tiles(&mut products, format, self.terms[1], first_group, wide, Ask::NOTHING, second_acc),
-                Some(spiked) => {
-                    for group in groups_in(spiked.groups, first_group..first_group + groups) {
-                        let wide = &wide[group - first_group..][..1];
-                        self.tiles(&mut products, format, self.terms[1], group, wide, Ask::NOTHING, second_acc);
-                    }
-                }
+            if self.terms[1].count == 0 {
+                continue;
             }
+            let wide = match self.spiked {
+                None => &*wide,
+                Some(spiked) => gather(spiked.groups, first_group, wide, with_seconds),
+            };
+            self.tiles(&mut products, format, self.terms[1], seconds_done, wide, Ask::NOTHING, second_acc);
+            seconds_done += wide.len();
         }
         for (i, second) in second_acc.as_chunks::<PANEL>().0.iter().enumerate().take(self.terms[1].count) {
             let row = self.spiked.map_or(i, |spiked| spiked.rows[i] as usize);
@@ -218,7 +222,7 @@ impl Job<'_> {
         let mut second = [0.0; PANEL];
         let wide = &mut wide[..form.groups()];
         let mut unpacked = None;
-        for group in groups_in(set, 0..self.segment.layout.k() / GROUP) {
+        for (i, group) in groups_in(set, 0..self.segment.layout.k() / GROUP).enumerate() {
             let block = group / form.groups();
             if unpacked != Some(block) {
                 let bytes = form.packed_block_bytes();
@@ -226,12 +230,12 @@ impl Job<'_> {
                 unpacked = Some(block);
             }
             let wide = &wide[group % form.groups()..][..1];
-            self.tiles(&mut products, format, self.terms[1], group, wide, Ask::NOTHING, &mut second);
+            self.tiles(&mut products, format, self.terms[1], i, wide, Ask::NOTHING, &mut second);
         }
         add(acc, &second);
     }
 
-    /// All tiles times unpacked groups from `first_group` on. The first tile asks for what is unpacked next.
+    /// All tiles times unpacked groups, from the tiles' `first_group` on. The first tile asks for what is unpacked next.
     #[expect(clippy::too_many_arguments, reason = "one stretch of a panel")]
     fn tiles(
         &self,
@@ -243,8 +247,8 @@ impl Job<'_> {
         mut ask: Ask,
         acc: &mut [f32],
     ) {
-        let row_words = format.row_words(self.segment.layout.k());
         let group_words = format.group_words();
+        let row_words = terms.groups * group_words;
         let mut row = 0;
         while row < terms.count {
             let width = tile_width(terms.count - row);
@@ -278,6 +282,16 @@ impl Job<'_> {
         }
         let _ = (form, format, ahead, words, acc);
     }
+}
+
+/// Those groups of a stretch that are in a set, one behind the other.
+fn gather<'w>(set: &[u32], first_group: usize, wide: &'w [WideGroup], to: &'w mut [WideGroup]) -> &'w [WideGroup] {
+    let mut count = 0;
+    for (to, group) in to.iter_mut().zip(groups_in(set, first_group..first_group + wide.len())) {
+        *to = wide[group - first_group];
+        count += 1;
+    }
+    if count == wide.len() { wide } else { &to[..count] }
 }
 
 /// Adds sixteen outputs to others.

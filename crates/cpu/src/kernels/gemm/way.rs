@@ -41,22 +41,22 @@ pub(crate) enum Path {
 }
 
 impl Way {
-    /// The path for a block of so many rows.
-    pub(crate) const fn path(self, rows: usize) -> Path {
+    /// The path for a block of so many rows, whose sums have so many scales in 32 inputs.
+    pub(crate) const fn path(self, rows: usize, subgroups: usize) -> Path {
         match self.isa {
             Isa::Scalar => Path::Vectors,
             _ if rows == 1 => Path::OneRow { ahead: self.ahead },
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx if rows >= super::amx::MIN_TOKENS => Path::Tiles,
+            Isa::Amx if super::amx::pays(rows, subgroups) => Path::Tiles,
             _ => Path::Vectors,
         }
     }
 
     /// Rows from which on another path is taken, ascending, each with its path; the first is for one row.
-    pub(crate) fn paths(self) -> Vec<(usize, Path)> {
+    pub(crate) fn paths(self, subgroups: usize) -> Vec<(usize, Path)> {
         let mut paths: Vec<(usize, Path)> = Vec::new();
         for rows in 1..=2 * MAX_WIDTH {
-            let path = self.path(rows);
+            let path = self.path(rows, subgroups);
             if paths.last().is_none_or(|(_, last)| *last != path) {
                 paths.push((rows, path));
             }
@@ -103,11 +103,13 @@ mod tests {
             assert_eq!(names.len(), ways.len());
             for way in ways {
                 assert!(way.name().len() < 32);
-                let paths = way.paths();
-                assert_eq!(paths.first().map(|(rows, _)| *rows), Some(1));
-                for rows in 1..200 {
-                    let listed = paths.iter().rev().find(|(first, _)| *first <= rows).map(|(_, path)| *path);
-                    assert_eq!(listed, Some(way.path(rows)), "{} at {rows}", way.name());
+                for subgroups in 1..=2 {
+                    let paths = way.paths(subgroups);
+                    assert_eq!(paths.first().map(|(rows, _)| *rows), Some(1));
+                    for rows in 1..200 {
+                        let listed = paths.iter().rev().find(|(first, _)| *first <= rows).map(|(_, path)| *path);
+                        assert_eq!(listed, Some(way.path(rows, subgroups)), "{} at {rows}", way.name());
+                    }
                 }
             }
         }
