@@ -119,6 +119,9 @@ fn trace_id(headers: &HeaderMap) -> String {
     if sound { trace.to_owned() } else { String::new() }
 }
 
+/// Most unknown parameters that an answer names.
+const MOST_NAMED: usize = 32;
+
 /// Names the parameters that nobody knew.
 pub(crate) fn tell_unknown(mut response: Response, unknown: &[String]) -> Response {
     let plain = |name: &String| {
@@ -126,7 +129,10 @@ pub(crate) fn tell_unknown(mut response: Response, unknown: &[String]) -> Respon
             name.chars().take(64).map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' }).collect();
         name
     };
-    let names: Vec<String> = unknown.iter().map(plain).collect();
+    let mut names: Vec<String> = unknown.iter().take(MOST_NAMED).map(plain).collect();
+    if let Some(more @ 1..) = unknown.len().checked_sub(MOST_NAMED) {
+        names.push(format!("and {more} more"));
+    }
     if let (false, Ok(value)) = (names.is_empty(), HeaderValue::from_str(&names.join(", "))) {
         response.headers_mut().insert(IGNORED, value);
     }
@@ -171,5 +177,9 @@ mod tests {
     fn unknown_parameters_cannot_write_headers() {
         let told = tell_unknown(Response::default(), &["a\r\nset-cookie: x".into(), "b,c".into()]);
         assert_eq!(told.headers()[&IGNORED], "a??set-cookie:?x, b?c");
+        let many: Vec<String> = (0..1000).map(|number| format!("p{number}")).collect();
+        let told = tell_unknown(Response::default(), &many);
+        let value = told.headers()[&IGNORED].to_str().unwrap();
+        assert!(value.starts_with("p0, p1, ") && value.ends_with("p31, and 968 more"), "{value}");
     }
 }

@@ -61,16 +61,31 @@ impl<P: Parameters> FromRequest<Arc<Server>> for Body<P> {
 
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
         let bytes = receive(request, server).await?;
-        let value = parse(&bytes)?;
-        let Value::Object(mut body) = value else {
-            return Err(ApiError::new(Kind::Invalid, "the body must be a JSON object; see /openapi.json"));
+        let (value, unknown) = if bytes.len() <= AT_ONCE {
+            examine::<P>(&bytes)?
+        } else {
+            let examine: fn(&[u8]) -> _ = examine::<P>;
+            let reading = tokio::task::spawn_blocking(move || examine(&bytes)).await;
+            reading.map_err(|error| ApiError::new(Kind::Internal, format!("reading a body ended early: {error}")))??
         };
-        let unknown = check::<P>(&mut body)?;
-        if !unknown.is_empty() {
-            tracing::debug!(endpoint = P::ENDPOINT, parameters = ?unknown, "unknown parameters are ignored");
+        if let Some(first) = unknown.first() {
+            let count = unknown.len();
+            tracing::debug!(endpoint = P::ENDPOINT, count, first, "unknown parameters are ignored");
         }
-        Ok(Self { value: Value::Object(body), unknown, endpoint: std::marker::PhantomData })
+        Ok(Self { value, unknown, endpoint: std::marker::PhantomData })
     }
+}
+
+/// Bytes of a body that is read on the thread of its connection; a larger one would hold up the streams of others.
+const AT_ONCE: usize = 256 << 10;
+
+/// The checked value, and the parameters that nobody knows.
+fn examine<P: Parameters>(bytes: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
+    let Value::Object(mut body) = parse(bytes)? else {
+        return Err(ApiError::new(Kind::Invalid, "the body must be a JSON object; see /openapi.json"));
+    };
+    let unknown = check::<P>(&mut body)?;
+    Ok((Value::Object(body), unknown))
 }
 
 async fn receive(request: Request, server: &Arc<Server>) -> Result<Vec<u8>, ApiError> {
