@@ -130,11 +130,7 @@ fn collect(graph: &mut Graph, policy: Policy) -> Vec<Segment> {
                     Policy::Fast if narrow && tolerance >= Tolerance::Normal => Compute::Bf16,
                     Policy::Balanced if quantised && tolerance >= Tolerance::Normal => {
                         let unknown = sensitivity == Sensitivity::High && measured_as(role).is_none();
-                        if unknown || tolerance < Tolerance::Loose {
-                            Compute::I8x2G32
-                        } else {
-                            Compute::I8sG32
-                        }
+                        if unknown || tolerance < Tolerance::Loose { Compute::I8x2G32 } else { Compute::I8sG32 }
                     }
                     _ => Compute::F32,
                 };

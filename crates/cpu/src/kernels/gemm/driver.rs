@@ -157,7 +157,8 @@ impl<'a> Words<'a> {
     /// First and second terms of a block's rows, and where the second are if not everywhere.
     fn terms(&self, format: Format, seconds: Seconds, k: usize, block: Block) -> ([Terms<'a>; 2], Option<Spiked<'a>>) {
         let first_word = block.first_slot * format.row_words(k);
-        let tiles = |words: &'a [u32], count: usize, groups: usize| Terms { words: &words[first_word..], count, groups };
+        let tiles =
+            |words: &'a [u32], count: usize, groups: usize| Terms { words: &words[first_word..], count, groups };
         let groups = k / GROUP;
         let index = format.index();
         let first = tiles(self.first[index], block.rows, groups);
