@@ -13,18 +13,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qwen-formats", &[]),
     ("qwen-chips", &["qwen-hal-abi"]),
     ("qwen-hal", &["qwen-hal-abi"]),
+    ("qwen-hal-plugin", &["qwen-hal-abi"]),
     ("qwen-dispatch", &["qwen-hal", "qwen-chips"]),
     ("qwen-hal-check", &["qwen-hal", "qwen-formats"]),
     ("qwen-ir", &["qwen-formats"]),
     ("qwen-models", &["qwen-formats", "qwen-ir"]),
-    ("qwen-cpu", &["qwen-hal-abi", "qwen-formats"]),
+    ("qwen-cpu", &["qwen-hal-abi", "qwen-hal-plugin", "qwen-formats"]),
     ("qwen-runtime", &["qwen-hal", "qwen-ir", "qwen-formats"]),
     ("qwen-engine", &["qwen-runtime", "qwen-models", "qwen-formats", "qwen-hal", "qwen-ir"]),
     ("qwen-bench", &["qwen-engine", "qwen-runtime", "qwen-ir"]),
     ("qwen-server", &["qwen-engine", "qwen-models"]),
-    ("qwen-null", &["qwen-hal-abi"]),
-    ("qwen-opencl", &["qwen-hal-abi"]),
-    ("qwen-sim", &["qwen-hal-abi", "qwen-chips", "qwen-formats", "qwen-cpu"]),
+    ("qwen-null", &["qwen-hal-abi", "qwen-hal-plugin"]),
+    ("qwen-opencl", &["qwen-hal-abi", "qwen-hal-plugin"]),
+    ("qwen-sim", &["qwen-hal-abi", "qwen-hal-plugin", "qwen-chips", "qwen-formats", "qwen-cpu"]),
     (
         "qwen-cli",
         &[
@@ -44,8 +45,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that may contain `unsafe`: kernels, foreign functions, memory.
-const UNSAFE: &[&str] =
-    &["qwen-hal-abi", "qwen-hal", "qwen-hal-check", "qwen-cpu", "qwen-null", "qwen-opencl", "qwen-sim", "qwen-formats"];
+const UNSAFE: &[&str] = &[
+    "qwen-hal-abi",
+    "qwen-hal",
+    "qwen-hal-plugin",
+    "qwen-hal-check",
+    "qwen-cpu",
+    "qwen-null",
+    "qwen-opencl",
+    "qwen-sim",
+    "qwen-formats",
+];
 
 /// The workspace as cargo sees it: manifest path and own normal and build dependencies of every member.
 fn workspace() -> BTreeMap<String, (String, Vec<String>)> {

@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use qwen_hal_abi::*;
+use qwen_hal_plugin::{Failure, Static, guard, static_text, write_text};
 
 /// Buffers begin at multiples of this.
 const ALIGNMENT: u64 = 64;
@@ -24,23 +25,15 @@ struct Buffer {
     layout: Option<Layout>,
 }
 
-const fn text(text: &'static str) -> qhal_str {
-    qhal_str { data: text.as_ptr(), len: text.len() as u64 }
-}
-
-struct Static<T>(T);
-// SAFETY: constant data that points to constant data.
-unsafe impl<T> Sync for Static<T> {}
-
 static MANIFEST: Static<qhal_manifest> = Static(qhal_manifest {
     struct_size: size_of::<qhal_manifest>() as u32,
     abi_major: QHAL_ABI_MAJOR,
     abi_minor: QHAL_ABI_MINOR,
     min_host_minor: 1,
-    name: text("null"),
-    vendor: text("qwen-inference"),
-    version: text(env!("CARGO_PKG_VERSION")),
-    build_id: text(concat!("null-", env!("CARGO_PKG_VERSION"))),
+    name: static_text("null"),
+    vendor: static_text("qwen-inference"),
+    version: static_text(env!("CARGO_PKG_VERSION")),
+    build_id: static_text(concat!("null-", env!("CARGO_PKG_VERSION"))),
     kind: QHAL_KIND_NULL,
     sanitizer: 0,
     cpu_features: 0,
@@ -111,21 +104,10 @@ static TABLE: Static<qhal_plugin_api> = Static(qhal_plugin_api {
 /// Writes a refusal and gives its code.
 ///
 /// # Safety
-/// `err` is null or a record.
-unsafe fn refuse(err: Error, code: qhal_status, message: &str) -> qhal_status {
+/// `err` is null or a record of the size that it states.
+unsafe fn refuse(err: Error, code: qhal_status, message: &'static str) -> qhal_status {
     // SAFETY: by the caller's promise.
-    if let Some(err) = unsafe { err.as_mut() } {
-        err.code = code;
-        write(&mut err.message, message);
-    }
-    code
-}
-
-fn write<const N: usize>(to: &mut [u8; N], text: &str) {
-    to.fill(0);
-    for (to, from) in to.iter_mut().take(N - 1).zip(text.bytes()) {
-        *to = from;
-    }
+    unsafe { guard(err, || Err(Failure::new(code, message))) }
 }
 
 /// Handles of what has no state: not null, never followed.
@@ -152,8 +134,8 @@ unsafe extern "C" fn device_info(index: u32, out: *mut qhal_device_info, err: Er
     // SAFETY: the host passes a record.
     let out = unsafe { &mut *out };
     (out.kind, out.id.index) = (QHAL_KIND_NULL, index);
-    write(&mut out.name, "Null (computes nothing)");
-    write(&mut out.fingerprint, "null");
+    write_text(&mut out.name, "Null (computes nothing)");
+    write_text(&mut out.fingerprint, "null");
     QHAL_OK
 }
 unsafe extern "C" fn device_open(
@@ -329,7 +311,7 @@ unsafe extern "C" fn plan_create(
     info.flags = QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT | QHAL_PLAN_CAPTURE_SAFE;
     // Whatever shares memory, nothing is written.
     info.in_place = u64::MAX;
-    write(&mut info.kernel, "nothing");
+    write_text(&mut info.kernel, "nothing");
     QHAL_OK
 }
 const unsafe extern "C" fn plan_launch(

@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use qwen_hal_abi::*;
+use qwen_hal_plugin::{Failure, answer, guard};
 
-use crate::device::{DEVICES, Device, answer};
-use crate::failure::{Failure, guard};
+use crate::device::{DEVICES, Device};
 use crate::inner::InnerBuffer;
 use crate::registry::Registry;
 

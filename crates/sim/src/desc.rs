@@ -2,8 +2,7 @@
 
 use qwen_hal_abi::ops::{self, dtype_block};
 use qwen_hal_abi::*;
-
-use crate::failure::Failure;
+use qwen_hal_plugin::{Failure, element};
 
 /// Most operands, attributes or symbols that are believed.
 const MAX_ITEMS: u32 = 64;
@@ -111,23 +110,13 @@ pub(crate) struct Desc {
     pub(crate) symbols: Vec<(i64, i64)>,
 }
 
-/// Elements of an array of growable structs, cut or zero-filled to our version of them.
+/// Elements of an array of growable structs.
 ///
 /// # Safety
-/// The array has `count` elements as large as the first one states; zeros are a value of `T`.
+/// As [`element`], for all of `count`.
 unsafe fn elements<T: Copy>(array: *const T, count: u32) -> Vec<T> {
-    (0..count as usize)
-        .map(|i| {
-            // SAFETY: by the caller's promise.
-            unsafe {
-                let stride = (array.cast::<u32>().read() as usize).max(size_of::<u32>());
-                let mut own = std::mem::MaybeUninit::<T>::zeroed();
-                let at = array.cast::<u8>().add(i * stride);
-                std::ptr::copy_nonoverlapping(at, own.as_mut_ptr().cast::<u8>(), stride.min(size_of::<T>()));
-                own.assume_init()
-            }
-        })
-        .collect()
+    // SAFETY: by the caller's promise.
+    (0..count as usize).map(|i| unsafe { element(array, i) }).collect()
 }
 
 impl Desc {

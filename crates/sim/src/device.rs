@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use qwen_chips::Dtype;
 use qwen_hal_abi::*;
+use qwen_hal_plugin::{Failure, answer, guard, sized, write_text};
 
 use crate::allocator::Allocator;
 use crate::buffer::VMM;
-use crate::failure::{Failure, guard, write_text};
 use crate::inner::{self, InnerDevice};
 use crate::model::{Model, models};
 use crate::registry::Registry;
@@ -52,7 +52,7 @@ impl Device {
 
     /// Refuses everything once the device is lost.
     pub(crate) fn alive(&self) -> Result<(), Failure> {
-        if self.counters.lost.load(Ordering::Acquire) { Err(Failure::lost()) } else { Ok(()) }
+        if self.counters.lost.load(Ordering::Acquire) { Err(device_lost()) } else { Ok(()) }
     }
 
     pub(crate) fn failed(&self, failure: &Failure) {
@@ -91,31 +91,9 @@ fn model_of(index: u32) -> Result<(&'static Model, u32), Failure> {
         .ok_or_else(|| Failure::out_of_range(format!("device index: expected below {known}, found {index}")))
 }
 
-/// The caller's record, if it is at least as large as ours.
-///
-/// # Safety
-/// `out` is null or a record of the size that its first field states.
-pub(crate) unsafe fn sized<'a, T>(out: *mut T) -> Result<&'a mut T, Failure> {
-    // SAFETY: by the caller's promise.
-    let size = if out.is_null() { 0 } else { unsafe { out.cast::<u32>().read() } };
-    if (size as usize) < size_of::<T>() {
-        return Err(Failure::invalid(format!("a record of {size} bytes, expected {} or more", size_of::<T>())));
-    }
-    // SAFETY: not null and large enough.
-    Ok(unsafe { &mut *out })
-}
-
-/// Room for an answer.
-///
-/// # Safety
-/// `out` is null or writable.
-pub(crate) unsafe fn answer<T>(out: *mut T, value: T) -> Result<(), Failure> {
-    if out.is_null() {
-        return Err(Failure::invalid("no room for the answer"));
-    }
-    // SAFETY: by the caller's promise.
-    unsafe { out.write(value) };
-    Ok(())
+/// What a device that was lost answers to everything.
+pub(crate) fn device_lost() -> Failure {
+    Failure::lost("the simulated device is lost (injected fault): close it and open it anew")
 }
 
 pub(crate) unsafe extern "C" fn init(_: *const qhal_kv, _: u32, err: *mut qhal_error) -> qhal_status {

@@ -5,8 +5,7 @@ use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
 use qwen_hal_abi::*;
-
-use crate::failure::Failure;
+use qwen_hal_plugin::Failure;
 
 /// What the host lends, and the CPU's table that was queried with it.
 #[derive(Clone, Copy)]

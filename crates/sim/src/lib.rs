@@ -17,7 +17,6 @@ mod buffer;
 mod clock;
 mod desc;
 mod device;
-mod failure;
 mod inner;
 mod model;
 mod narrow;
@@ -27,24 +26,17 @@ mod settings;
 mod stream;
 
 use qwen_hal_abi::*;
-
-const fn text(text: &'static str) -> qhal_str {
-    qhal_str { data: text.as_ptr(), len: text.len() as u64 }
-}
-
-struct Static<T>(T);
-// SAFETY: constant data that points to constant data.
-unsafe impl<T> Sync for Static<T> {}
+use qwen_hal_plugin::{Static, static_text};
 
 static MANIFEST: Static<qhal_manifest> = Static(qhal_manifest {
     struct_size: size_of::<qhal_manifest>() as u32,
     abi_major: QHAL_ABI_MAJOR,
     abi_minor: QHAL_ABI_MINOR,
     min_host_minor: QHAL_ABI_MINOR,
-    name: text("sim"),
-    vendor: text("qwen-inference"),
-    version: text(env!("CARGO_PKG_VERSION")),
-    build_id: text(concat!("sim-", env!("CARGO_PKG_VERSION"))),
+    name: static_text("sim"),
+    vendor: static_text("qwen-inference"),
+    version: static_text(env!("CARGO_PKG_VERSION")),
+    build_id: static_text(concat!("sim-", env!("CARGO_PKG_VERSION"))),
     kind: QHAL_KIND_SIMULATED,
     sanitizer: 0,
     cpu_features: 0,

@@ -9,9 +9,9 @@ use std::sync::OnceLock;
 use qwen_chips::{Ability, AllocatorKind, Catalogue, Chip, Dtype, LinkKind};
 use qwen_hal_abi::ops::{self, op_name};
 use qwen_hal_abi::*;
+use qwen_hal_plugin::Failure;
 
 use crate::desc::Desc;
-use crate::failure::Failure;
 
 /// Bytes of device memory where the sheet states none.
 const ASSUMED_MEMORY: u64 = 16 << 30;

@@ -8,9 +8,9 @@ use half::{bf16, f16};
 use qwen_formats::{DType, blocks};
 use qwen_hal_abi::ops;
 use qwen_hal_abi::*;
+use qwen_hal_plugin::{Failure, write_text};
 
 use crate::desc::{Desc, Tensor};
-use crate::failure::{Failure, write_text};
 use crate::inner::Cpu;
 use crate::model::Model;
 use crate::plan::narrow_sums;

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use qwen_hal_abi::ops;
 use qwen_hal_abi::*;
+use qwen_hal_plugin::{Failure, answer, guard, sized, write_text};
 
 use crate::buffer::Slice;
 use crate::clock;
 use crate::desc::Desc;
-use crate::device::{DEVICES, Device, answer, sized, work};
-use crate::failure::{Failure, guard, write_text};
+use crate::device::{DEVICES, Device, device_lost, work};
 use crate::inner::InnerPlan;
 use crate::narrow::Narrow;
 use crate::registry::Registry;
@@ -152,8 +152,7 @@ impl Operands {
             }
             let packed = if i < planned[0] { plan.info.packed_bytes.get(i).copied().unwrap_or(0) } else { 0 };
             let bytes = if packed > 0 { packed } else { tensor.extent(&symbols) };
-            let slice = Slice::of(raw)
-                .map_err(|failure| Failure { message: format!("operand {i}: {}", failure.message), ..failure })?;
+            let slice = Slice::of(raw).map_err(|failure| failure.about(format!("operand {i}")))?;
             slice.address(bytes)?;
             if !slice.offset.is_multiple_of(alignment) {
                 return Err(Failure::invalid(format!(
@@ -189,7 +188,7 @@ impl Launch {
         let count = 1 + device.counters.launches.fetch_add(1, Ordering::Relaxed);
         if device.settings.lost == Some(count) {
             device.counters.lost.store(true, Ordering::Release);
-            return Err(Failure::lost());
+            return Err(device_lost());
         }
         if device.settings.hang == Some(count) {
             return hang(device);
@@ -338,7 +337,7 @@ unsafe fn supports(device: &Arc<Device>, raw: *const qhal_op_desc) -> Result<(f6
         let support = device.inner.supports(raw)?;
         if support.level == QHAL_SUPPORT_NO {
             let end = support.reason.iter().position(|byte| *byte == 0).unwrap_or(support.reason.len());
-            return Err(Failure::unsupported(String::from_utf8_lossy(&support.reason[..end])));
+            return Err(Failure::unsupported(String::from_utf8_lossy(&support.reason[..end]).into_owned()));
         }
         device.model.check(&desc)?;
     }

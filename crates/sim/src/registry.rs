@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use crate::failure::Failure;
+use qwen_hal_plugin::Failure;
 
 /// No user-space address begins like this.
 const MARK: usize = 0x5100_0000_0000_0000;

@@ -13,8 +13,7 @@
 //! | `slow_link` | the link to the host is so many times slower |
 
 use qwen_hal_abi::{qhal_kv, qhal_str};
-
-use crate::failure::Failure;
+use qwen_hal_plugin::Failure;
 
 /// Environment variable with settings, `key=value` with commas between them.
 pub(crate) const VARIABLE: &str = "QWEN_SIM";

@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use qwen_hal_abi::*;
+use qwen_hal_plugin::{Failure, answer, caught, guard};
 
 use crate::buffer::Slice;
-use crate::device::{DEVICES, Device, answer, transfer};
-use crate::failure::{Failure, caught, guard};
+use crate::device::{DEVICES, Device, transfer};
 use crate::inner::InnerStream;
 use crate::plan::{Launch, Prepack};
 use crate::registry::Registry;

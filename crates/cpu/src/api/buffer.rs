@@ -10,8 +10,8 @@ use qwen_hal_abi::{
 };
 
 use super::device::{Device, Shared};
-use super::failure::{Failure, guard};
 use super::memory::{Memory, page_size};
+use super::{Failure, guard};
 
 /// What a `qhal_buffer` is.
 #[derive(Debug)]

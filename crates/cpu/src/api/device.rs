@@ -17,9 +17,9 @@ use qwen_hal_abi::{
 };
 
 use super::buffer::VMM;
-use super::failure::{Failure, guard};
 use super::host::HostPool;
 use super::memory::page_size;
+use super::{Failure, guard, sized, write_text};
 use crate::isa::{Isa, has_avx512_bf16, has_neon_dot, has_neon_i8mm};
 use crate::plan::entry::VARIANTS;
 
@@ -120,13 +120,6 @@ fn cache_bytes() -> [u64; 4] {
     bytes
 }
 
-pub(crate) fn write_text<const N: usize>(to: &mut [u8; N], text: &str) {
-    to.fill(0);
-    for (to, from) in to.iter_mut().take(N - 1).zip(text.bytes()) {
-        *to = from;
-    }
-}
-
 /// What the device can do with each dtype. Arithmetic is in f32; weights of every storable type are multiplied.
 fn dtype_caps() -> &'static [qhal_dtype_caps] {
     static TABLE: OnceLock<Vec<qhal_dtype_caps>> = OnceLock::new();
@@ -207,20 +200,6 @@ pub(super) unsafe extern "C" fn info(index: u32, out: *mut qhal_device_info, err
             Ok(())
         })
     }
-}
-
-/// The caller's record, if it is at least as large as ours.
-///
-/// # Safety
-/// `out` is null or a record of the size that its first field states.
-pub(crate) unsafe fn sized<'a, T>(out: *mut T) -> Result<&'a mut T, Failure> {
-    // SAFETY: by the caller's promise.
-    let size = if out.is_null() { 0 } else { unsafe { out.cast::<u32>().read() } };
-    if (size as usize) < size_of::<T>() {
-        return Err(Failure::invalid(format!("a record of {size} bytes, expected {} or more", size_of::<T>())));
-    }
-    // SAFETY: not null and large enough.
-    Ok(unsafe { &mut *out })
 }
 
 pub(super) unsafe extern "C" fn open(

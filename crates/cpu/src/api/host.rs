@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use qwen_hal_abi::{qhal_host_api, qhal_task_fn, qhal_user};
 
-use super::failure::Failure;
+use super::Failure;
 use crate::parallel::Parallel;
 
 /// The table of the latest query; devices opened afterwards use it.

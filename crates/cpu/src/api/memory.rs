@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use super::failure::Failure;
+use super::Failure;
 
 /// Cache line, and so the least alignment of a buffer.
 pub(crate) const LINE: usize = 64;

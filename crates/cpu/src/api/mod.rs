@@ -6,7 +6,6 @@
 
 mod buffer;
 mod device;
-mod failure;
 mod host;
 mod memory;
 mod stream;
@@ -14,36 +13,28 @@ mod table;
 
 use qwen_hal_abi::{
     LinkedPlugin, QHAL_ABI_MAJOR, QHAL_ABI_MINOR, QHAL_KIND_CPU, qhal_host_api, qhal_manifest, qhal_plugin_api,
-    qhal_str,
 };
+use qwen_hal_plugin::{Static, static_text};
 
 pub(crate) use buffer::of_slice as buffer_of_slice;
-pub(crate) use device::{Device, sized, write_text};
-pub(crate) use failure::{Failure, guard};
+pub(crate) use device::Device;
 pub(crate) use memory::LINE;
+pub(crate) use qwen_hal_plugin::{Failure, caught, element, guard, sized, write_text};
 pub(crate) use stream::Stream;
 
 /// The backend, for `qwen_hal::Plugin::linked`.
 // SAFETY: both functions keep the rules of the ABI.
 pub const PLUGIN: LinkedPlugin = unsafe { LinkedPlugin::new(manifest, query) };
 
-const fn text(text: &'static str) -> qhal_str {
-    qhal_str { data: text.as_ptr(), len: text.len() as u64 }
-}
-
-struct Manifest(qhal_manifest);
-// SAFETY: constant data that points to constant text.
-unsafe impl Sync for Manifest {}
-
-static MANIFEST: Manifest = Manifest(qhal_manifest {
+static MANIFEST: Static<qhal_manifest> = Static(qhal_manifest {
     struct_size: size_of::<qhal_manifest>() as u32,
     abi_major: QHAL_ABI_MAJOR,
     abi_minor: QHAL_ABI_MINOR,
     min_host_minor: QHAL_ABI_MINOR,
-    name: text("cpu"),
-    vendor: text("qwen-inference"),
-    version: text(env!("CARGO_PKG_VERSION")),
-    build_id: text(concat!(env!("CARGO_PKG_NAME"), "-", env!("CARGO_PKG_VERSION"))),
+    name: static_text("cpu"),
+    vendor: static_text("qwen-inference"),
+    version: static_text(env!("CARGO_PKG_VERSION")),
+    build_id: static_text(concat!(env!("CARGO_PKG_NAME"), "-", env!("CARGO_PKG_VERSION"))),
     kind: QHAL_KIND_CPU,
     sanitizer: 0,
     cpu_features: 0,

@@ -8,8 +8,8 @@ use qwen_hal_abi::{qhal_copy_desc, qhal_device, qhal_error, qhal_event, qhal_sli
 
 use super::buffer::of_slice;
 use super::device::Device;
-use super::failure::{Failure, guard};
 use super::host::HostPool;
+use super::{Failure, guard};
 
 /// What a `qhal_stream` is. Used by one thread at a time.
 #[derive(Debug)]

@@ -2,7 +2,6 @@
 //! kernels take. Allocates nothing unless it refuses.
 
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 
 use qwen_formats::DType;
 use qwen_hal_abi::ops::{QHAL_DTYPE_NONE, op_name};
@@ -10,7 +9,7 @@ use qwen_hal_abi::{
     QHAL_MAX_RANK, QHAL_QUANT_BLOCK_SCALE, QHAL_QUANT_NONE, qhal_attr, qhal_epilogue, qhal_op_desc, qhal_tensor_desc,
 };
 
-use crate::api::Failure;
+use crate::api::{Failure, element};
 
 /// More operands, attributes or epilogues than this are a mistake.
 const MAX_ITEMS: u32 = 64;
@@ -110,22 +109,6 @@ pub(super) struct Vector {
 pub(super) struct Desc<'a> {
     raw: &'a qhal_op_desc,
     life: PhantomData<&'a qhal_op_desc>,
-}
-
-/// Element `i` of an array of growable structs, cut or zero-filled to our version of it.
-///
-/// # Safety
-/// `i` is below the length; elements are as large as the first one states.
-unsafe fn element<T: Copy>(array: *const T, i: usize) -> T {
-    // SAFETY: the array is not empty, and every element starts with its size.
-    unsafe {
-        let stride = (array.cast::<u32>().read() as usize).max(size_of::<u32>());
-        let mut own = MaybeUninit::<T>::zeroed();
-        let at = array.cast::<u8>().add(i * stride);
-        std::ptr::copy_nonoverlapping(at, own.as_mut_ptr().cast::<u8>(), stride.min(size_of::<T>()));
-        // Zero is a value of every field of these structs.
-        own.assume_init()
-    }
 }
 
 impl<'a> Desc<'a> {

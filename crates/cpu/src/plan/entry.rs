@@ -12,7 +12,7 @@ use qwen_hal_abi::{
 use super::desc::Desc;
 use super::launch::Launch;
 use super::{FLAGS, Op, Plan};
-use crate::api::{Device, Failure, LINE, Stream, buffer_of_slice, guard, sized, write_text};
+use crate::api::{Device, Failure, LINE, Stream, buffer_of_slice, caught, guard, sized, write_text};
 use crate::kernels::gemm::Way;
 use crate::parallel::Parallel;
 
@@ -187,8 +187,7 @@ fn describe(plan: &Plan) -> qhal_plan_info {
 /// Runs work of a stream: refused while the stream has failed, and a failure in the middle of the work becomes the stream's.
 fn on_stream(stream: &Stream, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     stream.check()?;
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-    match result.unwrap_or_else(|payload| Err(Failure::panic(&*payload))) {
+    match caught(work) {
         Err(failure) if failure.code == QHAL_INTERNAL || failure.flags & QHAL_ERROR_STICKY != 0 => {
             Err(stream.stick(failure))
         }

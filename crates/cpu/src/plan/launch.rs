@@ -90,8 +90,8 @@ impl<'a> Launch<'a> {
             Out(i) => self.outputs.get(i),
         };
         let slice = slice.ok_or_else(|| Failure::invalid(format!("{place} is missing")))?;
-        Self::resolve(slice, count, write).map_err(|mut failure| {
-            failure.message = format!("{place}: {}", failure.message).into();
+        Self::resolve(slice, count, write).map_err(|failure| {
+            let failure = failure.about(place);
             if let In(i) = place { failure.at(i) } else { failure }
         })
     }
@@ -188,10 +188,7 @@ impl<'a> Launch<'a> {
         if bytes == 0 {
             return Ok(&mut []);
         }
-        let at = Self::resolve::<u8>(self.workspace, bytes, true).map_err(|mut failure| {
-            failure.message = format!("workspace: {}", failure.message).into();
-            failure
-        })?;
+        let at = Self::resolve::<u8>(self.workspace, bytes, true).map_err(|failure| failure.about("workspace"))?;
         // SAFETY: within a living buffer that nobody else uses meanwhile.
         Ok(unsafe { std::slice::from_raw_parts_mut(at, bytes) })
     }
