@@ -45,6 +45,8 @@ pub(crate) enum Body {
     Function(fn(&Subject) -> Checked),
     /// An op against its oracle.
     Op(Box<OpCase>),
+    /// The variants of an op against each other.
+    Variants(Box<OpCase>),
     /// At least one case of this op kind must be supported.
     Coverage(u32),
 }

@@ -188,9 +188,20 @@ pub(crate) fn run(
     symbols: &[i64],
     poison: u8,
 ) -> Result<Run, Trouble> {
-    let plan = plan(device, op)?;
+    run_plan(device, &plan(device, op)?, op, inputs, symbols, poison)
+}
+
+/// Runs a plan of an op once.
+fn run_plan(
+    device: &Device,
+    plan: &Plan,
+    op: &OpDesc,
+    inputs: &[Operand],
+    symbols: &[i64],
+    poison: u8,
+) -> Result<Run, Trouble> {
     let stream = device.stream("check")?;
-    let mut args = LaunchArgs::new(&plan);
+    let mut args = LaunchArgs::new(plan);
     for (i, value) in symbols.iter().enumerate() {
         args.set_symbol(i, *value);
     }
@@ -317,6 +328,34 @@ impl OpCase {
             }
         }
         Ok(())
+    }
+
+    /// Every variant that the plan tells of must be there, be within the limits and give the same bits.
+    pub(crate) fn check_variants(&self, device: &Device) -> Result<(), Trouble> {
+        let own = plan(device, &self.op)?;
+        let variants = own.variants()?;
+        let Some(first) = variants.first() else {
+            return unsupported("the plugin tells no variants of this op");
+        };
+        ensure(first.chosen, || format!("the first variant, {}, is not the one that the plan takes", first.name))?;
+        let usual = run_plan(device, &own, &self.op, &self.inputs, &self.symbols, NAN)?;
+        let mut names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
+            let plan = match device.plan_as(&self.op, &PlanOptions::default(), name) {
+                Ok(plan) => plan,
+                Err(error) => return failed(format!("plan_create_as: {name} is told of, and refused: {error}")),
+            };
+            let run = run_plan(device, &plan, &self.op, &self.inputs, &self.symbols, OTHER)?;
+            self.compare(&run, &mut Measured::default())?;
+            ensure(run.outputs == usual.outputs, || format!("the variant {name} gives other bits than the usual one"))?;
+        }
+        match device.plan_as(&self.op, &PlanOptions::default(), "no such variant") {
+            Err(PlanError::Unsupported(_)) => Ok(()),
+            Err(error) => failed(format!("plan_create_as: expected UNIMPLEMENTED for an unknown name, found: {error}")),
+            Ok(_) => failed("plan_create_as: expected UNIMPLEMENTED for an unknown name, found a plan"),
+        }
     }
 
     fn compare(&self, run: &Run, measured: &mut Measured) -> Result<(), Trouble> {

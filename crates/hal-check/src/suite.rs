@@ -148,6 +148,7 @@ fn run_body(subject: &Subject, case: &Case) -> Record {
     };
     match &case.body {
         Body::Function(check) => with(check(subject)),
+        Body::Variants(op) => with(op.check_variants(&subject.device)),
         Body::Coverage(kind) => with(coverage(subject, case.level, *kind)),
         Body::Op(op) => {
             let (result, measured) = match op.check(&subject.device) {

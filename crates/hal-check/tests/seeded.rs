@@ -321,7 +321,7 @@ unsafe extern "C" fn clamps_rows(
 /// (name, the case that is there for it, the defect).
 type Seeded = (&'static str, &'static str, fn(&mut qhal_plugin_api));
 
-const SEEDED: [Seeded; 36] = [
+const SEEDED: [Seeded; 37] = [
     ("buffers are a byte short", "memory/sizes", |t| t.buffer_alloc = Some(alloc_one_short)),
     ("freed memory stays in use", "device/health", |t| t.buffer_free = Some(never_freed)),
     ("copies are a byte short", "memory/sizes", |t| t.copy = Some(copy_one_short)),
@@ -378,6 +378,7 @@ const SEEDED: [Seeded; 36] = [
     ("rows beyond the plan are cut off", "refusals/launch_operands", |t| t.plan_launch = Some(clamps_rows)),
     ("poll of an empty stream never ends", "streams/poll", |t| t.stream_wait = Some(never_ready)),
     ("an extension of any id is there", "device/unknown_extension", |t| t.query_extension = Some(any_extension)),
+    ("a variant computes something else", "variants/q4_0.i8_g32.9", |t| t.query_extension = Some(odd_variants)),
     ("zero bytes are a buffer", "refusals/zero_size", |t| t.buffer_alloc = Some(empty_buffer)),
 ];
 
@@ -386,6 +387,33 @@ unsafe extern "C" fn never_ready(s: *mut qhal_stream, t: u64, e: Error) -> i32 {
 }
 unsafe extern "C" fn any_extension(d: *mut qhal_device, _: u32, _: u32, out: *mut *const c_void, e: Error) -> i32 {
     cpu!(query_extension(d, QHAL_EXT_VMM, 1, out, e))
+}
+/// Variants by the CPU, but in float32 where eight bits were asked for.
+unsafe extern "C" fn odd_variants(d: *mut qhal_device, id: u32, v: u32, out: *mut *const c_void, e: Error) -> i32 {
+    static ODD: OnceLock<qhal_variants_api> = OnceLock::new();
+    let status = cpu!(query_extension(d, id, v, out, e));
+    if status == QHAL_OK && id == QHAL_EXT_VARIANTS {
+        let own = unsafe { *(*out).cast::<qhal_variants_api>() };
+        VARIANTS.get_or_init(|| own);
+        let odd = ODD.get_or_init(|| qhal_variants_api { plan_create_as: Some(other_form), ..own });
+        unsafe { *out = std::ptr::from_ref(odd).cast() };
+    }
+    status
+}
+static VARIANTS: OnceLock<qhal_variants_api> = OnceLock::new();
+unsafe extern "C" fn other_form(
+    d: *mut qhal_device,
+    desc: *const qhal_op_desc,
+    opts: *const qhal_plan_opts,
+    name: qhal_str,
+    out: *mut *mut qhal_plan,
+    info: *mut qhal_plan_info,
+    e: Error,
+) -> i32 {
+    let mut other = unsafe { *desc };
+    other.compute = QHAL_COMPUTE_F32;
+    let create = VARIANTS.get().and_then(|own| own.plan_create_as).unwrap();
+    unsafe { create(d, &raw const other, opts, name, out, info, e) }
 }
 unsafe extern "C" fn empty_buffer(
     d: *mut qhal_device,

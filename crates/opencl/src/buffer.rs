@@ -12,7 +12,7 @@ use qwen_hal_abi::{
 };
 
 use crate::device::Device;
-use crate::failure::{Failure, guard, sized_ref};
+use crate::failure::{Failure, guard, reported, sized_ref};
 use crate::unit::Unit;
 
 /// What a `qhal_buffer` is.
@@ -40,7 +40,7 @@ impl Buffer {
         };
         // SAFETY: no host memory is given.
         let memory = unsafe { Memory::create(&unit.context, CL_MEM_READ_WRITE, size, std::ptr::null_mut()) };
-        let memory = memory.map_err(|error| Failure::opencl("clCreateBuffer", error))?;
+        let memory = memory.map_err(|error| reported("clCreateBuffer", error))?;
         unit.used.fetch_add(desc.size, Ordering::Relaxed);
         Ok(Self { unit: Arc::clone(unit), memory, size: desc.size, writable: true, counted: desc.size })
     }
@@ -57,7 +57,7 @@ impl Buffer {
         let flags = CL_MEM_USE_HOST_PTR | if writable { CL_MEM_READ_WRITE } else { CL_MEM_READ_ONLY };
         // SAFETY: by the caller's promise.
         let memory = unsafe { Memory::create(&unit.context, flags, size, desc.host.cast::<c_void>()) };
-        let memory = memory.map_err(|error| Failure::opencl("clCreateBuffer", error))?;
+        let memory = memory.map_err(|error| reported("clCreateBuffer", error))?;
         Ok(Self { unit: Arc::clone(unit), memory, size: desc.size, writable, counted: 0 })
     }
 

@@ -1,5 +1,6 @@
 //! The table's functions for the plugin and its devices.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -7,13 +8,14 @@ use qwen_hal_abi::ops::{self, dtype_block};
 use qwen_hal_abi::{
     QHAL_CAPS_BUFFER_ALIGNMENT, QHAL_CAPS_CACHE_BYTES, QHAL_CAPS_COMPUTE_UNITS, QHAL_CAPS_MAX_ALLOCATION,
     QHAL_CAPS_MEMORY_TOTAL, QHAL_CAPS_SCRATCH_BYTES, QHAL_CAPS_VECTOR_WIDTH, QHAL_DTYPE_CAN_ACCUMULATE,
-    QHAL_DTYPE_CAN_COMPUTE, QHAL_DTYPE_CAN_CONVERT, QHAL_DTYPE_CAN_STORE, QHAL_FEATURE_ASYNC_COPY, QHAL_FEATURE_EVENTS,
-    QHAL_FEATURE_IMPORT_HOST, QHAL_FEATURE_UNIFIED, QHAL_HEALTH_OK, qhal_device, qhal_device_caps, qhal_device_id,
-    qhal_device_info, qhal_dtype_caps, qhal_error, qhal_health, qhal_kv,
+    QHAL_DTYPE_CAN_COMPUTE, QHAL_DTYPE_CAN_CONVERT, QHAL_DTYPE_CAN_STORE, QHAL_EXT_VARIANTS, QHAL_FEATURE_ASYNC_COPY,
+    QHAL_FEATURE_EVENTS, QHAL_FEATURE_IMPORT_HOST, QHAL_FEATURE_UNIFIED, QHAL_HEALTH_OK, qhal_device, qhal_device_caps,
+    qhal_device_id, qhal_device_info, qhal_dtype_caps, qhal_error, qhal_health, qhal_kv,
 };
 
 use crate::failure::{Failure, guard, sized, write_text};
 use crate::plan::types;
+use crate::plan::variants::VARIANTS;
 use crate::unit::{Found, Unit, found};
 
 /// What a `qhal_device` is.
@@ -182,6 +184,27 @@ pub(super) unsafe extern "C" fn health(device: *mut qhal_device, out: *mut qhal_
             out.state = QHAL_HEALTH_OK;
             out.memory_used = device.unit.used.load(Ordering::Relaxed);
             out.valid_fields = 1 << 1;
+            Ok(())
+        })
+    }
+}
+
+pub(super) unsafe extern "C" fn extension(
+    _device: *mut qhal_device,
+    id: u32,
+    version: u32,
+    out: *mut *const c_void,
+    err: *mut qhal_error,
+) -> i32 {
+    // SAFETY: the host passes room for the answer.
+    unsafe {
+        guard(err, || {
+            if id != QHAL_EXT_VARIANTS || version > VARIANTS.version {
+                return Err(Failure::unsupported(format!(
+                    "extension {id} version {version}, the OpenCL backend has variants ({QHAL_EXT_VARIANTS}) in version 1"
+                )));
+            }
+            *out = (&raw const VARIANTS).cast();
             Ok(())
         })
     }

@@ -21,26 +21,18 @@ mod unit;
 
 use qwen_hal_abi::{
     LinkedPlugin, QHAL_ABI_MAJOR, QHAL_ABI_MINOR, QHAL_KIND_GPU, qhal_host_api, qhal_manifest, qhal_plugin_api,
-    qhal_str,
 };
-
-const fn text(text: &'static str) -> qhal_str {
-    qhal_str { data: text.as_ptr(), len: text.len() as u64 }
-}
-
-struct Static<T>(T);
-// SAFETY: constant data that points to constant data.
-unsafe impl<T> Sync for Static<T> {}
+use qwen_hal_plugin::{Static, static_text};
 
 static MANIFEST: Static<qhal_manifest> = Static(qhal_manifest {
     struct_size: size_of::<qhal_manifest>() as u32,
     abi_major: QHAL_ABI_MAJOR,
     abi_minor: QHAL_ABI_MINOR,
     min_host_minor: 1,
-    name: text("opencl"),
-    vendor: text("qwen-inference"),
-    version: text(env!("CARGO_PKG_VERSION")),
-    build_id: text(concat!("opencl-", env!("CARGO_PKG_VERSION"))),
+    name: static_text("opencl"),
+    vendor: static_text("qwen-inference"),
+    version: static_text(env!("CARGO_PKG_VERSION")),
+    build_id: static_text(concat!("opencl-", env!("CARGO_PKG_VERSION"))),
     // What most OpenCL devices are; each device says its own kind.
     kind: QHAL_KIND_GPU,
     sanitizer: 0,
@@ -91,7 +83,7 @@ static TABLE: Static<qhal_plugin_api> = Static(qhal_plugin_api {
     device_caps: Some(device::caps),
     device_health: Some(device::health),
     device_link: None,
-    query_extension: None,
+    query_extension: Some(device::extension),
     buffer_alloc: Some(buffer::alloc),
     buffer_import: Some(buffer::import),
     buffer_free: Some(buffer::free),

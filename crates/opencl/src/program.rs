@@ -10,9 +10,9 @@ use opencl3::program::{CL_PROGRAM_BINARIES, Program as ClProgram, get_program_in
 use opencl3::types::cl_mem;
 
 use crate::cache::{Cache, Key};
-use crate::failure::Failure;
+use crate::failure::{Failure, reported};
 use crate::stream::done;
-use crate::unit::Unit;
+use crate::unit::{Cut, Unit};
 
 const COMMON: &str = include_str!("../kernels/common.cl");
 const WEIGHTS: &str = include_str!("../kernels/weights.cl");
@@ -51,10 +51,10 @@ impl Kernels {
         Self::new(unit, &[ATTENTION], options)
     }
     /// Products and look-ups with a type of weights, named as in `weights.cl`.
-    pub(crate) fn weights(unit: &Unit, name: &str, scaled: bool) -> Self {
-        let options = format!("-DWEIGHT_{name}=1 -DSCALED={}", u8::from(scaled));
+    pub(crate) fn weights(unit: &Unit, name: &str, scaled: bool, cut: Cut) -> Self {
+        let options = format!("-DSPLIT={} -DWEIGHT_{name}=1 -DSCALED={}", cut.split, u8::from(scaled));
         let mut kernels = Self::new(unit, &[WEIGHTS, VECTOR, GEMM, EMBED], &options);
-        kernels.tiles = vec![1, unit.facts.tiling.rows];
+        kernels.tiles = vec![1, cut.rows];
         kernels
     }
 
@@ -86,7 +86,7 @@ impl Program {
     pub(crate) fn kernel(&self, name: &str) -> Result<Kernel, Failure> {
         let name = std::ffi::CString::new(name).map_err(|_| Failure::internal("a kernel's name with a zero"))?;
         let kernel = create_kernel(self.0.get(), &name);
-        kernel.map(Kernel::new).map_err(|error| Failure::opencl("clCreateKernel", error).about(name.to_string_lossy()))
+        kernel.map(Kernel::new).map_err(|error| reported("clCreateKernel", error).about(name.to_string_lossy()))
     }
 }
 
@@ -117,9 +117,9 @@ fn build(unit: &Unit, kernels: &Kernels) -> Result<ClProgram, Failure> {
         }
     }
     let program = ClProgram::create_from_source(&unit.context, &source);
-    let mut program = program.map_err(|error| Failure::opencl("clCreateProgramWithSource", error))?;
+    let mut program = program.map_err(|error| reported("clCreateProgramWithSource", error))?;
     if let Err(error) = program.build(&[unit.device.id()], &kernels.options) {
-        let failure = Failure::opencl("clBuildProgram", error.0);
+        let failure = reported("clBuildProgram", error.0);
         if error.0 == CL_BUILD_PROGRAM_FAILURE {
             let log = program.get_build_log(unit.device.id()).unwrap_or_default();
             crate::host::warn(&format!("build with {:?} fails:\n{log}", kernels.options));
@@ -142,7 +142,7 @@ pub(crate) unsafe fn launch_single(queue: &CommandQueue, kernel: &Kernel, buffer
         // SAFETY: by the caller's promise.
         let set =
             unsafe { set_kernel_arg(kernel.get(), i as u32, size_of::<cl_mem>(), std::ptr::from_ref(buffer).cast()) };
-        set.map_err(|error| Failure::opencl("clSetKernelArg", error))?;
+        set.map_err(|error| reported("clSetKernelArg", error))?;
     }
     let one = [1_usize; 1];
     // SAFETY: arguments are set; one dimension.

@@ -14,7 +14,7 @@ use opencl3::platform::Platform;
 use qwen_hal_abi::{QHAL_KIND_CPU, QHAL_KIND_GPU, QHAL_KIND_NPU};
 use sha2::{Digest, Sha256};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, reported};
 use crate::host;
 use crate::program::Programs;
 
@@ -34,11 +34,13 @@ pub(crate) struct Facts {
     pub(crate) scratch_bytes: u64,
     /// Host memory is read where it lies.
     pub(crate) unified: bool,
+    /// Work-items of a work-group at most.
+    pub(crate) max_group: usize,
     pub(crate) tiling: Tiling,
 }
 
 /// How work is cut for a kind of device. None of it changes a result of products; `vector` and `lanes` are in the order of sums of
-/// a row (norm, softmax, attention).
+/// a row (norm, softmax, attention), which is why these two are never tuned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tiling {
     pub(crate) name: &'static str,
@@ -46,16 +48,36 @@ pub(crate) struct Tiling {
     pub(crate) vector: usize,
     /// Work-items that share a row.
     pub(crate) lanes: usize,
-    /// Work-items that share the inner dimension of a product.
-    pub(crate) split: usize,
+    /// How products are cut unless another way was measured as faster.
+    pub(crate) cut: Cut,
+}
+
+/// How a product is cut. No bit of its result depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cut {
     /// Rows of x that share a load of weights.
     pub(crate) rows: usize,
+    /// Work-items that share the inner dimension: the size of a work-group.
+    pub(crate) split: usize,
+}
+
+impl Cut {
+    /// Every way to cut that is worth a try on a device, `own` first.
+    pub(crate) fn all(own: Self, max_group: usize) -> impl Iterator<Item = Self> {
+        let others = [4, 8, 16].into_iter().flat_map(|rows| [1, 4, 16].map(|split| Self { rows, split }));
+        std::iter::once(own).chain(others.filter(move |cut| *cut != own && cut.split <= max_group))
+    }
+
+    /// Its name as a variant.
+    pub(crate) fn name(self) -> String {
+        format!("rows{}-split{}", self.rows, self.split)
+    }
 }
 
 /// Cores with vector registers: a work-item is a thread's work, its vectors are the processor's.
-const WIDE: Tiling = Tiling { name: "wide", vector: 16, lanes: 1, split: 1, rows: 8 };
+const WIDE: Tiling = Tiling { name: "wide", vector: 16, lanes: 1, cut: Cut { rows: 8, split: 1 } };
 /// Processors of many small threads: a row is shared, and rows of weights in chunks.
-const SHARED: Tiling = Tiling { name: "shared", vector: 4, lanes: 64, split: 16, rows: 4 };
+const SHARED: Tiling = Tiling { name: "shared", vector: 4, lanes: 64, cut: Cut { rows: 4, split: 16 } };
 /// `wide` or `shared`: another way to cut work than the kind of device suggests.
 const TILING_VARIABLE: &str = "QWEN_OPENCL_TILING";
 
@@ -71,7 +93,7 @@ impl Tiling {
 
     /// As options of a build.
     pub(crate) fn defines(self) -> String {
-        format!("-DV={} -DLANES={} -DSPLIT={}", self.vector, self.lanes, self.split)
+        format!("-DV={} -DLANES={}", self.vector, self.lanes)
     }
 }
 
@@ -97,7 +119,7 @@ impl Unit {
     pub(crate) fn queue(&self) -> Result<CommandQueue, Failure> {
         // SAFETY: the device is of this context. The call of OpenCL 1.2 is used, which later versions keep.
         let queue = unsafe { create_command_queue(self.context.get(), self.device.id(), 0) };
-        queue.map(|queue| CommandQueue::new(queue, 3)).map_err(|error| Failure::opencl("clCreateCommandQueue", error))
+        queue.map(|queue| CommandQueue::new(queue, 3)).map_err(|error| reported("clCreateCommandQueue", error))
     }
 }
 
@@ -108,7 +130,7 @@ impl Found {
         if let Some(unit) = &*unit {
             return Ok(Arc::clone(unit));
         }
-        let context = Context::from_device(&self.device).map_err(|error| Failure::opencl("clCreateContext", error))?;
+        let context = Context::from_device(&self.device).map_err(|error| reported("clCreateContext", error))?;
         let made = Arc::new(Unit {
             device: self.device,
             context,
@@ -174,6 +196,7 @@ fn inspect(platform: &Platform, device: &Device) -> Result<Result<Facts, String>
         kind if kind & CL_DEVICE_TYPE_CPU != 0 => QHAL_KIND_CPU,
         _ => QHAL_KIND_GPU,
     };
+    let max_group = device.max_work_group_size()?;
     let (memory_total, scratch_bytes) = (device.global_mem_size()?, device.local_mem_size()?);
     if memory_total == 0 || scratch_bytes < MIN_SCRATCH {
         return refuse(&format!("{memory_total} bytes of memory and {scratch_bytes} of local memory"));
@@ -194,7 +217,8 @@ fn inspect(platform: &Platform, device: &Device) -> Result<Result<Facts, String>
         cache_bytes: device.global_mem_cache_size()?,
         scratch_bytes,
         unified: device.host_unified_memory()?,
-        tiling: Tiling::of(kind, device.max_work_group_size()?),
+        max_group,
+        tiling: Tiling::of(kind, max_group),
         name: if name.is_empty() { "an OpenCL device without a name".into() } else { name },
     }))
 }
@@ -205,6 +229,16 @@ const MIN_SCRATCH: u64 = 32 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ways_to_cut_are_different_and_fit_the_device() {
+        let all = |own, most| Cut::all(own, most).map(Cut::name).collect::<Vec<_>>();
+        let wide = all(WIDE.cut, 4096);
+        assert_eq!((wide[0].as_str(), wide.len()), ("rows8-split1", 9));
+        assert_eq!(wide.iter().collect::<std::collections::BTreeSet<_>>().len(), 9);
+        assert_eq!(all(WIDE.cut, 1), ["rows8-split1", "rows4-split1", "rows16-split1"]);
+        assert_eq!(all(SHARED.cut, 64)[0], "rows4-split16");
+    }
 
     #[test]
     fn versions_are_read() {

@@ -6,7 +6,7 @@ use qwen_hal::abi::ops::*;
 use qwen_hal::{OpDesc, TensorDesc};
 
 use super::{Build, T, by_rows, f, n, reals, wide};
-use crate::case::Case;
+use crate::case::{Body, Case};
 use crate::execute::{Expected, Operand};
 use crate::limits::{FLOAT, product};
 use crate::oracle;
@@ -121,7 +121,22 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(with_glu());
     cases.push(with_addend());
     cases.push(with_block_scales());
+    for (dtype, compute, form) in [(8, QHAL_COMPUTE_F32, "q8_0.f32"), (2, QHAL_COMPUTE_I8_G32, "q4_0.i8_g32")] {
+        for rows in [1, 9] {
+            let name = format!("variants/{form}.{rows}");
+            cases.push(variants(plain(dtype, compute, &name, (rows, 40, 1056))));
+        }
+    }
     cases
+}
+
+/// The case as one of variants.
+fn variants(case: Case) -> Case {
+    let body = match case.body {
+        Body::Op(op) => Body::Variants(op),
+        other => other,
+    };
+    Case { body, ..case }
 }
 
 fn plain(dtype: u32, compute: u32, name: &str, (rows, outputs, inputs): (usize, usize, usize)) -> Case {

@@ -1,10 +1,10 @@
 //! Reading a description: arrays walked with the stride that their elements state, shapes brought into the few forms that kernels take.
 
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 
 use qwen_hal_abi::ops::{QHAL_DTYPE_F32, QHAL_DTYPE_NONE, dtype_block, op_name};
 use qwen_hal_abi::{QHAL_QUANT_BLOCK_SCALE, QHAL_QUANT_NONE, qhal_attr, qhal_epilogue, qhal_op_desc, qhal_tensor_desc};
+use qwen_hal_plugin::element;
 
 use super::types;
 use crate::failure::Failure;
@@ -48,6 +48,13 @@ impl Extent {
     }
     pub(super) const fn as_fixed(self) -> Option<usize> {
         if self.symbol.is_none() { Some(self.factor) } else { None }
+    }
+    /// The symbol and what it is multiplied with.
+    pub(super) const fn symbol(self) -> Option<(u32, usize)> {
+        match self.symbol {
+            Some(symbol) => Some((symbol, self.factor)),
+            None => None,
+        }
     }
     /// The value of a launch.
     pub(super) fn value(self, symbols: &[i64]) -> Result<usize, Failure> {
@@ -121,22 +128,6 @@ pub(super) struct Vector {
 pub(super) struct Desc<'a> {
     raw: &'a qhal_op_desc,
     life: PhantomData<&'a qhal_op_desc>,
-}
-
-/// Element `i` of an array of growable structs, cut or zero-filled to our version of it.
-///
-/// # Safety
-/// `i` is below the length; elements are as large as the first one states.
-unsafe fn element<T: Copy>(array: *const T, i: usize) -> T {
-    // SAFETY: the array is not empty, and every element starts with its size.
-    unsafe {
-        let stride = (array.cast::<u32>().read() as usize).max(size_of::<u32>());
-        let mut own = MaybeUninit::<T>::zeroed();
-        let at = array.cast::<u8>().add(i * stride);
-        std::ptr::copy_nonoverlapping(at, own.as_mut_ptr().cast::<u8>(), stride.min(size_of::<T>()));
-        // Zero is a value of every field of these structs.
-        own.assume_init()
-    }
 }
 
 impl Desc<'_> {

@@ -11,14 +11,16 @@ use qwen_hal_abi::{
     QHAL_SUPPORT_NO, QHAL_UNIMPLEMENTED, qhal_device, qhal_error, qhal_launch_args, qhal_op_desc, qhal_plan,
     qhal_plan_info, qhal_plan_opts, qhal_slice, qhal_stream, qhal_support,
 };
+use qwen_hal_plugin::array;
 
 use super::desc::{Desc, Place};
 use super::recipe::{Arg, Packed, Recipe, Step};
+use super::variants::Choice;
 use crate::buffer::{Buffer, of_slice};
 use crate::device::Device;
-use crate::failure::{Failure, guard, sized, sized_ref, write_text};
+use crate::failure::{Failure, guard, reported, sized, sized_ref, write_text};
 use crate::stream::{Stream, done};
-use crate::unit::Unit;
+use crate::unit::{Cut, Unit};
 
 /// Flags of every plan: rows are independent, and orders of summation are fixed by shapes.
 const FLAGS: u32 = QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT;
@@ -33,7 +35,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 /// What a `qhal_plan` is.
-struct Plan {
+pub(super) struct Plan {
     unit: Arc<Unit>,
     recipe: Recipe,
     /// One for each step.
@@ -50,6 +52,11 @@ impl Plan {
         let kernels = recipe.steps.iter().map(|step| kernel(&step.kernels, &step.name)).collect::<Result<_, _>>()?;
         let packers = recipe.packed.iter().map(|packed| kernel(&packed.kernels, "pack")).collect::<Result<_, _>>()?;
         Ok(Self { unit: Arc::clone(unit), recipe, kernels, packers })
+    }
+
+    /// Its device, and how it is cut if it could be cut otherwise.
+    pub(super) fn choice(&self) -> (&Unit, Option<Choice>) {
+        (&self.unit, self.recipe.choice)
     }
 
     fn info(&self) -> qhal_plan_info {
@@ -80,7 +87,7 @@ impl Plan {
     }
 }
 
-unsafe fn plan_of<'a>(plan: *mut qhal_plan) -> Result<&'a Plan, Failure> {
+pub(super) unsafe fn plan_of<'a>(plan: *mut qhal_plan) -> Result<&'a Plan, Failure> {
     // SAFETY: the host passes null or a living plan of ours.
     unsafe { plan.cast::<Plan>().as_ref() }.ok_or_else(|| Failure::invalid("no plan, expected one"))
 }
@@ -98,7 +105,7 @@ pub(crate) unsafe extern "C" fn op_supports(
             let out = sized(out)?;
             (out.level, out.estimated_ns, out.estimated_bytes) = (QHAL_SUPPORT_NATIVE, 0.0, 0.0);
             out.reason.fill(0);
-            match super::parse(&Desc::new(desc)?, &device.unit) {
+            match super::parse(&Desc::new(desc)?, &device.unit, device.unit.facts.tiling.cut) {
                 Ok(recipe) => {
                     out.estimated_bytes = recipe.bytes_read + recipe.bytes_written;
                     Ok(())
@@ -126,17 +133,35 @@ pub(crate) unsafe extern "C" fn create(
     unsafe {
         guard(err, || {
             let unit = &Device::of(device)?.unit;
-            let recipe = super::parse(&Desc::new(desc)?, unit)?;
-            if let Some(opts) = opts.as_ref() {
-                check_wishes(&recipe, opts)?;
-            }
-            let info = sized(info)?;
-            let plan = Plan::new(unit, recipe)?;
-            let answer = plan.info();
-            *info = qhal_plan_info { struct_size: info.struct_size, ..answer };
-            *out = Box::into_raw(Box::new(plan)).cast();
-            Ok(())
+            create_by(unit, desc, opts, unit.facts.tiling.cut, out, info)
         })
+    }
+}
+
+/// Makes a plan whose products are cut so.
+///
+/// # Safety
+/// As `plan_create`.
+pub(super) unsafe fn create_by(
+    unit: &Arc<Unit>,
+    desc: *const qhal_op_desc,
+    opts: *const qhal_plan_opts,
+    cut: Cut,
+    out: *mut *mut qhal_plan,
+    info: *mut qhal_plan_info,
+) -> Result<(), Failure> {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let recipe = super::parse(&Desc::new(desc)?, unit, cut)?;
+        if let Some(opts) = opts.as_ref() {
+            check_wishes(&recipe, opts)?;
+        }
+        let info = sized(info)?;
+        let plan = Plan::new(unit, recipe)?;
+        let answer = plan.info();
+        *info = qhal_plan_info { struct_size: info.struct_size, ..answer };
+        *out = Box::into_raw(Box::new(plan)).cast();
+        Ok(())
     }
 }
 
@@ -159,19 +184,6 @@ struct Launch<'a> {
     outputs: &'a [qhal_slice],
     workspace: &'a qhal_slice,
     symbols: &'a [i64],
-}
-
-/// An array of the host.
-///
-/// # Safety
-/// `data` is null or valid for `len` elements for `'a`.
-unsafe fn array<'a, T>(data: *const T, len: u32) -> Result<&'a [T], Failure> {
-    match (len, data.is_null()) {
-        (0, _) => Ok(&[]),
-        (_, true) => Err(Failure::invalid("a null array of operands or symbols")),
-        // SAFETY: by the caller's promise.
-        (len, false) => Ok(unsafe { std::slice::from_raw_parts(data, len as usize) }),
-    }
 }
 
 impl<'a> Launch<'a> {
@@ -233,7 +245,7 @@ impl Setter<'_> {
         let set =
             unsafe { set_kernel_arg(self.kernel.get(), self.next, size_of::<T>(), std::ptr::from_ref(value).cast()) };
         self.next += 1;
-        set.map_err(|error| Failure::opencl("clSetKernelArg", error))
+        set.map_err(|error| reported("clSetKernelArg", error))
     }
     fn buffer(&mut self, memory: cl_mem, at: u64) -> Result<(), Failure> {
         self.set(&memory)?;

@@ -15,16 +15,17 @@ mod products;
 mod recipe;
 mod rows;
 pub(crate) mod types;
+pub(crate) mod variants;
 
 use qwen_hal_abi::ops as op;
 
 use crate::failure::Failure;
-use crate::unit::Unit;
+use crate::unit::{Cut, Unit};
 use desc::Desc;
 use recipe::Recipe;
 
-/// Understands a description, or says why not.
-fn parse(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
+/// Understands a description, or says why not. Products are cut as `cut` says.
+fn parse(desc: &Desc<'_>, unit: &Unit, cut: Cut) -> Result<Recipe, Failure> {
     if desc.version() > 1 {
         return Err(desc.refuse(format!("version {} of the op, expected 1", desc.version())));
     }
@@ -44,8 +45,8 @@ fn parse(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
         op::QHAL_OP_CAST => rows::cast(desc, unit),
         op::QHAL_OP_COPY => rows::copy(desc, unit),
         op::QHAL_OP_SOFTMAX => rows::softmax(desc, unit),
-        op::QHAL_OP_GEMM => products::gemm(desc, unit),
-        op::QHAL_OP_GROUPED_GEMM => products::grouped_gemm(desc, unit),
+        op::QHAL_OP_GEMM => products::gemm(desc, unit, cut),
+        op::QHAL_OP_GROUPED_GEMM => products::grouped_gemm(desc, unit, cut),
         op::QHAL_OP_KV_APPEND => attention::kv_append(desc, unit),
         op::QHAL_OP_ATTENTION => attention::attention(desc, unit),
         op::QHAL_OP_MLA_ATTENTION => attention::mla_attention(desc, unit),

@@ -8,9 +8,10 @@ use qwen_hal_abi::{QHAL_MAX_PACKED, ops};
 use super::desc::{Desc, Extent, In, MAX_DIM, Mat, Out, Vector};
 use super::recipe::{Arg, Count, Packed, Recipe, Step};
 use super::types::{self, WeightType};
+use super::variants::Choice;
 use crate::failure::Failure;
 use crate::program::Kernels;
-use crate::unit::Unit;
+use crate::unit::{Cut, Unit};
 
 /// Version of the packed form; with the dtype it is the layout's identity.
 const LAYOUT: u32 = 1 << 16;
@@ -50,21 +51,21 @@ struct Groups {
     rows: Option<Vector>,
 }
 
-pub(super) fn gemm(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
+pub(super) fn gemm(desc: &Desc<'_>, unit: &Unit, cut: Cut) -> Result<Recipe, Failure> {
     let (x, out) = (desc.f32(In(0))?, desc.f32(Out(0))?);
     let mut next = 1;
     let weights = parse_weights(desc, x.fixed_cols(), 1, &mut next)?;
     let end = parse_end(desc, &weights, &out, &mut next)?;
     desc.operands(next, 1)?;
     desc.same("rows", x.rows, out.rows)?;
-    let recipe = recipe(desc, unit, (&x, &out), &weights, &end, None)?;
+    let recipe = recipe(desc, (unit, cut), (&x, &out), &weights, &end, None)?;
     Ok(match end {
         End::Add(addend) => recipe.with(&addend).in_place(next - 1),
         _ => recipe,
     })
 }
 
-pub(super) fn grouped_gemm(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
+pub(super) fn grouped_gemm(desc: &Desc<'_>, unit: &Unit, cut: Cut) -> Result<Recipe, Failure> {
     let (x, out) = (desc.f32(In(0))?, desc.f32(Out(0))?);
     let offsets = desc.vector(In(1), ops::QHAL_DTYPE_I32)?;
     let experts = offsets.len.as_fixed().and_then(|len| len.checked_sub(1)).filter(|n| (1..=MAX_EXPERTS).contains(n));
@@ -83,7 +84,7 @@ pub(super) fn grouped_gemm(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failu
         return Err(desc.refuse("the ADD epilogue, expected none or GLU"));
     }
     let groups = Groups { experts, offsets, rows };
-    let recipe = recipe(desc, unit, (&x, &out), &weights, &end, Some(&groups))?.with_vector(&groups.offsets);
+    let recipe = recipe(desc, (unit, cut), (&x, &out), &weights, &end, Some(&groups))?.with_vector(&groups.offsets);
     Ok(match &groups.rows {
         Some(rows) => recipe.with_vector(rows),
         None => recipe,
@@ -174,7 +175,7 @@ fn parse_end(desc: &Desc<'_>, weights: &[Weight], out: &Mat, next: &mut usize) -
 
 fn recipe(
     desc: &Desc<'_>,
-    unit: &Unit,
+    (unit, cut): (&Unit, Cut),
     (x, out): (&Mat, &Mat),
     weights: &[Weight],
     end: &End,
@@ -188,9 +189,10 @@ fn recipe(
     let rows = out.rows.expected as f64;
     // A row meets one expert, so no more experts than rows are read.
     let touched = experts.min(out.rows.expected.max(1)) as f64 / experts as f64;
+    recipe.choice = Some(Choice { cut, rows: out.rows, few: few_rows(groups) });
     let mut column = 0;
     for (i, weight) in weights.iter().enumerate() {
-        let kernels = Kernels::weights(unit, weight.kind.name, weight.scales.is_some());
+        let kernels = Kernels::weights(unit, weight.kind.name, weight.scales.is_some(), cut);
         let packed = packed(desc, x.fixed_cols(), weight, experts, kernels.clone())?;
         let place = weight.mat.place;
         recipe = recipe.with_bytes(place, packed.packed_bytes(), weight.mat.expected_bytes() * touched);
@@ -199,7 +201,7 @@ fn recipe(
         }
         recipe.flops += 2.0 * rows * weight.n as f64 * x.fixed_cols() as f64;
         recipe.packed.push(packed);
-        recipe.steps.extend(steps(unit, (x, out), (weight, kernels), column, (end, i), groups));
+        recipe.steps.extend(steps((unit, cut), (x, out), (weight, kernels), column, (end, i), groups));
         if !matches!(end, End::Glu(_)) {
             column += weight.n;
         }
@@ -226,16 +228,20 @@ fn packed(desc: &Desc<'_>, k: usize, weight: &Weight, experts: usize, kernels: K
     Ok(packed)
 }
 
+/// Rows of a launch up to which rows go by themselves.
+fn few_rows(groups: Option<&Groups>) -> usize {
+    groups.map_or(FEW_ROWS, |groups| FEW_ROWS * groups.experts)
+}
+
 /// A weight's runs: rows by themselves in small launches, tiles in others.
 fn steps(
-    unit: &Unit,
+    (unit, cut): (&Unit, Cut),
     (x, out): (&Mat, &Mat),
     (weight, kernels): (&Weight, Kernels),
     column: usize,
     (end, segment): (&End, usize),
     groups: Option<&Groups>,
 ) -> Vec<Step> {
-    let tiling = unit.facts.tiling;
     let behind = column as u64 * 4;
     let (end_code, function, addend) = match end {
         End::Add(addend) => (1, 0, Some(addend)),
@@ -274,8 +280,8 @@ fn steps(
     if let Some(groups) = groups {
         args.extend([Arg::int(groups.experts), Arg::flag(groups.rows.is_some()), Arg::Size(x.rows), Arg::Faults]);
     }
-    let few = groups.map_or(FEW_ROWS, |groups| FEW_ROWS * groups.experts);
-    let along = Count { times: tiling.split, ..Count::each(Extent::fixed(weight.n), tiling.vector) };
+    let few = few_rows(groups);
+    let along = Count { times: cut.split, ..Count::each(Extent::fixed(weight.n), unit.facts.tiling.vector) };
     let step = |rows: usize, when: std::ops::RangeInclusive<usize>| Step {
         kernels: kernels.clone(),
         name: format!("{}{rows}", if groups.is_some() { "grouped" } else { "gemm" }),
@@ -286,12 +292,12 @@ fn steps(
             Count { more: if rows == 1 { 0 } else { groups.map_or(0, |g| g.experts) }, ..Count::each(out.rows, rows) },
             Count::fixed(1),
         ],
-        local: tiling.split,
+        local: cut.split,
         when: Some((out.rows, when)),
     };
     let mut steps = vec![step(1, 1..=few)];
     if out.rows.max > few {
-        steps.push(step(tiling.rows, few + 1..=usize::MAX));
+        steps.push(step(cut.rows, few + 1..=usize::MAX));
     }
     steps
 }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::desc::{Extent, Mat, Place, Vector};
 use super::types;
+use super::variants::Choice;
 use crate::failure::Failure;
 use crate::program::Kernels;
 
@@ -134,6 +135,8 @@ pub(super) struct Recipe {
     operands: Vec<(Place, Need)>,
     pub(super) steps: Vec<Step>,
     pub(super) packed: Vec<Packed>,
+    /// How it is cut, if it could be cut otherwise.
+    pub(super) choice: Option<Choice>,
     /// Bit n: output 0 may be input n.
     pub(super) in_place: u64,
     pub(super) workspace_bytes: u64,
@@ -149,6 +152,7 @@ impl Recipe {
             operands: Vec::new(),
             steps: Vec::new(),
             packed: Vec::new(),
+            choice: None,
             in_place: 0,
             workspace_bytes: 0,
             flops: 0.0,

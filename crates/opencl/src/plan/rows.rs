@@ -56,7 +56,7 @@ pub(super) fn embed(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
         .with_vector(&ids)
         .with_bytes(table.place, bytes, read)
         .with(&out)
-        .step(Kernels::weights(unit, weight.name, false), "embed", args, global, BLOCKS))
+        .step(Kernels::weights(unit, weight.name, false, unit.facts.tiling.cut), "embed", args, global, BLOCKS))
 }
 
 pub(super) fn gather_rows(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {

@@ -23,7 +23,7 @@ use qwen_hal_abi::{
 
 use crate::buffer::of_slice;
 use crate::device::Device;
-use crate::failure::{Failure, guard, sized_ref};
+use crate::failure::{Failure, guard, reported, sized_ref};
 use crate::unit::Unit;
 
 /// Bytes of a fault: code, index, value, nothing.
@@ -36,7 +36,7 @@ impl Faults {
     fn new(unit: &Unit, queue: &CommandQueue) -> Result<Self, Failure> {
         // SAFETY: no host memory is given.
         let memory = unsafe { Memory::create(&unit.context, CL_MEM_READ_WRITE, FAULT_BYTES, std::ptr::null_mut()) };
-        let faults = Self(memory.map_err(|error| Failure::opencl("clCreateBuffer", error))?);
+        let faults = Self(memory.map_err(|error| reported("clCreateBuffer", error))?);
         let zero = [0_u8; FAULT_BYTES];
         // SAFETY: a blocking write within the buffer.
         let written = unsafe {
@@ -78,7 +78,7 @@ impl Faults {
 
 /// Gives the event of a command back at once; its failure becomes ours.
 pub(crate) fn done(call: &str, result: Result<cl_event, i32>) -> Result<(), Failure> {
-    result.map(|event| drop(Marker::new(event))).map_err(|error| Failure::opencl(call, error))
+    result.map(|event| drop(Marker::new(event))).map_err(|error| reported(call, error))
 }
 
 /// What a `qhal_stream` is. Used by one thread at a time.
@@ -147,7 +147,7 @@ impl Stream {
             return Ok(true);
         }
         if timeout_ns == u64::MAX {
-            finish(self.queue.get()).map_err(|error| self.stick(Failure::opencl("clFinish", error)))?;
+            finish(self.queue.get()).map_err(|error| self.stick(reported("clFinish", error)))?;
         } else {
             let mut marker = self.marker.borrow_mut();
             let marker = match &*marker {
@@ -170,23 +170,23 @@ impl Stream {
 fn mark(queue: &CommandQueue) -> Result<Marker, Failure> {
     // SAFETY: no events to wait for.
     let event = unsafe { enqueue_marker_with_wait_list(queue.get(), 0, std::ptr::null()) };
-    let marker = Marker::new(event.map_err(|error| Failure::opencl("clEnqueueMarkerWithWaitList", error))?);
-    queue.flush().map_err(|error| Failure::opencl("clFlush", error))?;
+    let marker = Marker::new(event.map_err(|error| reported("clEnqueueMarkerWithWaitList", error))?);
+    queue.flush().map_err(|error| reported("clFlush", error))?;
     Ok(marker)
 }
 
 /// Whether a marker is reached within so many nanoseconds.
 fn wait_for(marker: &Marker, timeout_ns: u64) -> Result<bool, Failure> {
     if timeout_ns == u64::MAX {
-        return marker.wait().map(|()| true).map_err(|error| Failure::opencl("clWaitForEvents", error));
+        return marker.wait().map(|()| true).map_err(|error| reported("clWaitForEvents", error));
     }
     // OpenCL has no wait with a limit.
     const PAUSE: Duration = Duration::from_micros(50);
     let start = Instant::now();
     loop {
-        let status = marker.command_execution_status().map_err(|error| Failure::opencl("clGetEventInfo", error))?.0;
+        let status = marker.command_execution_status().map_err(|error| reported("clGetEventInfo", error))?.0;
         match status {
-            ..0 => return Err(Failure::opencl("the commands of a stream", status)),
+            ..0 => return Err(reported("the commands of a stream", status)),
             0 => return Ok(true),
             _ if start.elapsed() >= Duration::from_nanos(timeout_ns) => return Ok(false),
             _ => std::thread::sleep(PAUSE),
