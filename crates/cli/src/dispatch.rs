@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use qwen_chips::{Catalogue, Chip, Variable};
 use qwen_dispatch::{Chooser, Decision, HardwareProfile, OpShape, ProbeOptions, ProfileCache};
-use qwen_engine::{LoadOptions, Phase, PlannedOp, Symbol};
+use qwen_engine::{Explained, LoadOptions, Phase, Placement, PlannedOp, Symbol};
 use qwen_hal::Device;
 use qwen_hal::abi::{QHAL_KIND_NULL, QHAL_KIND_SIMULATED};
 use serde::Serialize;
@@ -87,6 +87,46 @@ pub struct StepSize {
     pub seq_len: u64,
 }
 
+impl StepSize {
+    fn phase(self) -> Phase {
+        if self.step == "decode" { Phase::Decode } else { Phase::Prefill }
+    }
+}
+
+/// Who decides for each device of a placement.
+#[derive(Debug)]
+pub struct Choosers<'a> {
+    own: Chooser<'a>,
+    /// Of the device that helps out, if it has something to do.
+    fallback: Option<Chooser<'a>>,
+}
+
+impl<'a> Choosers<'a> {
+    /// For what was planned; a device that computes some of it is measured if it has no profile.
+    ///
+    /// # Errors
+    /// If a device fails while it is measured.
+    pub fn new(catalogue: &'a Catalogue, placement: &Placement, planned: &Explained) -> Result<Self, CliError> {
+        let chooser = |device: &Device| {
+            let profile = profile(device, false)?;
+            Ok::<_, CliError>(Chooser::new(device, chip_of(catalogue, device), profile.as_ref()))
+        };
+        let helps = planned.ops.iter().any(|op| op.on_fallback);
+        let fallback = placement.fallback.as_ref().filter(|_| helps).map(chooser).transpose()?;
+        Ok(Self { own: chooser(&placement.device)?, fallback })
+    }
+
+    /// Of the model's own device.
+    #[must_use]
+    pub const fn own(&self) -> &Chooser<'a> {
+        &self.own
+    }
+
+    fn of(&self, op: &PlannedOp) -> &Chooser<'a> {
+        self.fallback.as_ref().filter(|_| op.on_fallback).unwrap_or(&self.own)
+    }
+}
+
 /// A decision and how often a step takes it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Counted {
@@ -97,7 +137,9 @@ pub struct Counted {
     pub instructions: usize,
     /// Where the first comes from.
     pub origin: String,
-    /// Why the device does not have the op; another device computes it then.
+    /// The device that helps out computes it; the decision is that device's.
+    pub on_fallback: bool,
+    /// Why the model's own device does not compute it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
     /// What is decided.
@@ -107,7 +149,7 @@ pub struct Counted {
 
 /// The decisions for a step of this size, or, without a size, for every range of sizes; equal ones once.
 #[must_use]
-pub fn decisions(chooser: &Chooser<'_>, planned: &[PlannedOp], size: Option<StepSize>) -> Vec<Counted> {
+pub fn decisions(choosers: &Choosers<'_>, planned: &[PlannedOp], size: Option<StepSize>) -> Vec<Counted> {
     let mut counted: Vec<Counted> = Vec::new();
     for op in planned.iter().filter(|op| size.is_none_or(|size| serves(planned, op, size))) {
         let symbols: Vec<Option<Variable>> = op.symbols.iter().map(|symbol| variable(*symbol)).collect();
@@ -119,8 +161,11 @@ pub fn decisions(chooser: &Chooser<'_>, planned: &[PlannedOp], size: Option<Step
             values: &values(op, size),
             tuned: op.preferred,
         };
-        for decision in chooser.decide(&shape) {
-            let same = |known: &&mut Counted| is_same(&known.decision, &decision, size) && known.refused == op.refused;
+        for decision in choosers.of(op).decide(&shape) {
+            let same = |known: &&mut Counted| {
+                is_same(&known.decision, &decision, size)
+                    && (known.on_fallback, &known.refused) == (op.on_fallback, &op.refused)
+            };
             if let Some(known) = counted.iter_mut().find(same) {
                 known.instructions += op.instructions;
                 // Plans for larger steps go on where those for smaller ones end.
@@ -129,7 +174,8 @@ pub fn decisions(chooser: &Chooser<'_>, planned: &[PlannedOp], size: Option<Step
                 continue;
             }
             let (origin, refused) = (op.origin.clone(), op.refused.clone());
-            counted.push(Counted { size, instructions: op.instructions, origin, refused, decision });
+            let (instructions, on_fallback) = (op.instructions, op.on_fallback);
+            counted.push(Counted { size, instructions, origin, on_fallback, refused, decision });
         }
     }
     counted
@@ -144,11 +190,19 @@ fn is_same(known: &Decision, other: &Decision, size: Option<StepSize>) -> bool {
 
 /// Whether a step of this size runs a plan: the smallest bucket that holds it, of its own phase or of both.
 fn serves(planned: &[PlannedOp], op: &PlannedOp, size: StepSize) -> bool {
-    let phase = if size.step == "decode" { Phase::Decode } else { Phase::Prefill };
-    let of_phase = |op: &&PlannedOp| op.phase == Phase::Mixed || op.phase == phase;
-    let buckets =
-        planned.iter().filter(of_phase).map(|op| op.bucket).filter(|bucket| u64::from(*bucket) >= size.tokens);
-    of_phase(&op) && buckets.min() == Some(op.bucket)
+    let phase = size.phase();
+    let of_phase = |of: Phase| of == Phase::Mixed || of == phase;
+    let buckets = planned.iter().filter(|op| of_phase(op.phase)).map(|op| op.bucket);
+    of_phase(op.phase) && buckets.filter(|bucket| u64::from(*bucket) >= size.tokens).min() == Some(op.bucket)
+}
+
+/// Values that a step of this size copies between devices.
+#[must_use]
+pub fn crossings(planned: &Explained, size: StepSize) -> usize {
+    let phase = size.phase();
+    let of_phase = planned.steps.iter().filter(|step| step.phase == Phase::Mixed || step.phase == phase);
+    let holding = of_phase.filter(|step| u64::from(step.bucket) >= size.tokens);
+    holding.min_by_key(|step| step.bucket).map_or(0, |step| step.crossings)
 }
 
 const fn variable(symbol: Symbol) -> Option<Variable> {
@@ -178,18 +232,17 @@ fn values(op: &PlannedOp, size: Option<StepSize>) -> Vec<(Variable, u64)> {
 /// With `QWEN_DEBUG_DISPATCH=1`: prints the three lines of each distinct decision to standard error, before the model is loaded.
 ///
 /// # Errors
-/// If a sheet is refused, the device can't be measured, or the model can't be planned.
-pub fn announce(path: &Path, device: &Device, options: &LoadOptions) -> Result<(), CliError> {
+/// If a sheet is refused, a device can't be measured, or the model can't be planned.
+pub fn announce(path: &Path, placement: &Placement, options: &LoadOptions) -> Result<(), CliError> {
     if std::env::var_os(DEBUG_VARIABLE).is_none_or(|value| value != "1") {
         return Ok(());
     }
     let catalogue = catalogue()?;
-    let profile = profile(device, false)?;
-    let planned = qwen_engine::explain(path, device.clone(), options)?.ops;
-    let chooser = Chooser::new(device, chip_of(&catalogue, device), profile.as_ref());
+    let planned = qwen_engine::explain(path, placement.clone(), options)?;
+    let choosers = Choosers::new(&catalogue, placement, &planned)?;
     let mut told: Vec<[String; 3]> = Vec::new();
     let mut err = std::io::stderr().lock();
-    for counted in decisions(&chooser, &planned, None) {
+    for counted in decisions(&choosers, &planned.ops, None) {
         let lines = counted.decision.lines();
         if !told.contains(&lines) {
             lines.iter().try_for_each(|line| writeln!(err, "{line}"))?;

@@ -156,7 +156,7 @@ pub fn file_bytes(path: &Path) -> u64 {
 /// # Errors
 /// As [`load`].
 pub fn load_on(path: &Path, placement: Placement, options: &LoadOptions) -> Result<Engine, CliError> {
-    dispatch::announce(path, &placement.device, options)?;
+    dispatch::announce(path, &placement, options)?;
     let progress = Progress::steps("loading");
     let mut show = |stage| match stage {
         LoadStage::Opening => {}

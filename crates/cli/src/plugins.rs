@@ -1,15 +1,19 @@
 //! Backends: the CPU, which is part of the program, and plugins, which are looked for and loaded by name.
 
+use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use qwen_chips::Status;
+use qwen_dispatch::bandwidth_text;
 use qwen_engine::Placement;
 use qwen_hal::loader::{Candidate, Loader, PATH_VARIABLE, Prober, run_probe};
 use qwen_hal::{Device, Host, Plugin, Pool, abi};
 
 use crate::arguments::DeviceArguments;
-use crate::error::CliError;
+use crate::dispatch;
+use crate::error::{CliError, sentence};
 
 /// The one backend that is linked in.
 pub const CPU: &str = "cpu";
@@ -212,9 +216,7 @@ pub fn open(name: &DeviceName, named: &[PathBuf], threads: Option<u32>) -> Resul
 fn open_on(name: &DeviceName, named: &[PathBuf], host: &Host) -> Result<Device, CliError> {
     name.only()?;
     let plugin = if name.plugin == CPU { cpu(host)? } else { find(&name.plugin, &loader(named)?, host)? };
-    let device = plugin.open(name.index_in(&plugin)?, &[])?;
-    crate::dispatch::use_tuned_variants(&device);
-    Ok(device)
+    Ok(tuned(plugin.open(name.index_in(&plugin)?, &[])?))
 }
 
 /// Where a model of so many bytes will compute: the device by name, or the best one, and the CPU for what it refuses.
@@ -230,65 +232,112 @@ pub fn place(arguments: &DeviceArguments, bytes: u64) -> Result<Placement, CliEr
     };
     let mut placement = Placement::from(device);
     placement.max_crossings = arguments.max_crossings;
-    Ok(if placement.device.plugin().name() == CPU {
-        placement
-    } else {
-        placement.with_fallback(cpu(&host)?.open(0, &[])?)
-    })
+    if placement.device.plugin().name() == CPU {
+        return Ok(placement);
+    }
+    Ok(placement.with_fallback(tuned(cpu(&host)?.open(0, &[])?)))
 }
 
-/// A device that `auto` may choose.
+/// The device with the variants that were tuned for it.
+fn tuned(device: Device) -> Device {
+    dispatch::use_tuned_variants(&device);
+    device
+}
+
+/// A device's name, as `qwen devices` lists it and `--device` takes it.
+#[must_use]
+pub fn name_of(device: &Device) -> String {
+    let (plugin, info) = (device.plugin(), device.info());
+    let Some(model) = info.model() else { return format!("{}:{}", plugin.name(), info.index) };
+    let same = |index: &u32| plugin.device_info(*index).is_ok_and(|other| other.model() == Some(model));
+    format!("{}:{model}:{}", plugin.name(), (0..info.index).filter(same).count())
+}
+
+/// What `auto` knows of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Rank {
-    kind: u32,
-    /// Bytes per second, 0 unknown.
+    /// The bandwidth was timed on the device; else it is what the device declares.
+    measured: bool,
+    /// Bytes per second, which bound generation; 0 unknown.
     bandwidth: f64,
-    memory_free: Option<u64>,
     /// 0 idle to 1 busy.
     load: f64,
 }
 
 impl Rank {
+    /// Measures the device if it has no profile yet. One that can't be measured is told, and has its declared figure.
     fn of(device: &Device) -> Self {
-        let health = device.health().ok();
-        Self {
-            kind: device.info().kind,
-            bandwidth: device.caps().bandwidth.unwrap_or(0.0),
-            memory_free: health.as_ref().and_then(|health| health.memory_free).or(device.caps().memory_total),
-            load: health.and_then(|health| health.utilisation).unwrap_or(0.0).clamp(0.0, 1.0),
+        let measured = match dispatch::profile(device, false) {
+            Ok(profile) => profile
+                .and_then(|profile| profile.bandwidth())
+                .ok_or_else(|| "it has no product to read memory with".to_owned()),
+            Err(error) => Err(sentence(&error)),
+        };
+        let declared = || device.caps().bandwidth.unwrap_or(0.0);
+        if let Err(reason) = &measured {
+            tracing::warn!(
+                "--device auto: {} could not be measured ({reason}): the {} that it declares count only beside other \
+                 figures that nobody measured",
+                name_of(device),
+                bandwidth_text(declared())
+            );
         }
+        let load = device.health().ok().and_then(|health| health.utilisation).unwrap_or(0.0).clamp(0.0, 1.0);
+        Self { measured: measured.is_ok(), bandwidth: measured.unwrap_or_else(|_| declared()), load }
     }
 
-    /// What is left of the bandwidth, which bounds generation; none for what `auto` does not take: a device without room for the
-    /// model, one that is no accelerator, one whose figures are simulated.
-    fn score(&self, bytes: u64) -> Option<f64> {
-        let accelerator = [abi::QHAL_KIND_GPU, abi::QHAL_KIND_NPU].contains(&self.kind);
-        // Beside the weights: cache, temporaries, and what the vendor's runtime keeps.
-        let needed = bytes.saturating_add(bytes / 4);
-        let fits = self.memory_free.is_none_or(|free| free >= needed);
-        (accelerator && fits).then_some(self.bandwidth * (1.0 - self.load))
+    /// Greater is better: what was measured goes before what is declared, then what is left of the bandwidth counts.
+    fn order(&self, other: &Self) -> Ordering {
+        let left = |rank: &Self| rank.bandwidth * (1.0 - rank.load);
+        self.measured.cmp(&other.measured).then(left(self).total_cmp(&left(other)))
     }
 }
 
-/// The best accelerator that has room for a model, else the CPU.
+/// Whether `auto` may take a device: an accelerator with room for a model of so many bytes. Simulated ones are none.
+fn is_candidate(kind: u32, memory_free: Option<u64>, bytes: u64) -> bool {
+    // Beside the weights: cache, temporaries, and what the vendor's runtime keeps.
+    let needed = bytes.saturating_add(bytes / 4);
+    [abi::QHAL_KIND_GPU, abi::QHAL_KIND_NPU].contains(&kind) && memory_free.is_none_or(|free| free >= needed)
+}
+
+/// The best of the accelerators that have room for a model, and of the CPU. Where there is no such accelerator, nothing is measured.
 fn best(loader: &Loader, bytes: u64, host: &Host) -> Result<Device, CliError> {
-    let mut best: Option<(f64, Device)> = None;
+    let mut devices = Vec::new();
     for candidate in loader.candidates().iter().filter(|candidate| candidate.refused.is_none()) {
         let Ok(plugin) = loader.load(candidate, host) else { continue };
         for index in 0..plugin.device_count().unwrap_or(0) {
             let Ok(device) = plugin.open(index, &[]) else { continue };
-            let Some(score) = Rank::of(&device).score(bytes) else { continue };
-            if best.as_ref().is_none_or(|(least, _)| score > *least) {
-                best = Some((score, device));
+            let free = device.health().ok().and_then(|health| health.memory_free).or(device.caps().memory_total);
+            if is_candidate(device.info().kind, free, bytes) {
+                devices.push(device);
             }
         }
     }
-    let device = match best {
-        Some((_, device)) => device,
-        None => cpu(host)?.open(0, &[])?,
-    };
-    tracing::info!(plugin = device.plugin().name(), device = device.info().name, "chosen by --device auto");
-    Ok(device)
+    let cpu = cpu(host)?.open(0, &[])?;
+    if devices.is_empty() {
+        tracing::info!("--device auto: no accelerator has room for the model, the CPU computes");
+        return Ok(tuned(cpu));
+    }
+    let mut best = (Rank::of(&cpu), cpu);
+    for device in devices {
+        let rank = Rank::of(&device);
+        if rank.order(&best.0).is_gt() {
+            best = (rank, device);
+        }
+    }
+    let (rank, device) = best;
+    let origin = if rank.measured { "measured" } else { "declared, not measured" };
+    tracing::info!(
+        "--device auto: {} ({}, {origin}, load {:.2})",
+        name_of(&device),
+        bandwidth_text(rank.bandwidth),
+        rank.load
+    );
+    let catalogue = dispatch::catalogue()?;
+    if let Some(chip) = dispatch::chip_of(&catalogue, &device).filter(|chip| chip.status == Status::Untested) {
+        tracing::warn!("--device auto: {} is {}: nobody has run this on one", chip.title, chip.status.label());
+    }
+    Ok(tuned(device))
 }
 
 #[cfg(test)]
@@ -314,14 +363,27 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_accelerators_with_room_by_what_is_left_of_their_bandwidth() {
-        let gpu = Rank { kind: abi::QHAL_KIND_GPU, bandwidth: 1e12, memory_free: Some(10), load: 0.0 };
-        assert_eq!(gpu.score(8), Some(1e12));
-        assert_eq!(gpu.score(9), None);
-        assert_eq!(Rank { load: 0.75, ..gpu }.score(8), Some(0.25e12));
-        assert_eq!(Rank { memory_free: None, ..gpu }.score(1 << 40), Some(1e12));
-        for kind in [abi::QHAL_KIND_CPU, abi::QHAL_KIND_SIMULATED, abi::QHAL_KIND_NULL] {
-            assert_eq!(Rank { kind, ..gpu }.score(0), None);
+    fn auto_takes_accelerators_with_room() {
+        for kind in [abi::QHAL_KIND_GPU, abi::QHAL_KIND_NPU] {
+            assert!(
+                is_candidate(kind, Some(10), 8)
+                    && is_candidate(kind, None, 1 << 40)
+                    && !is_candidate(kind, Some(10), 9)
+            );
         }
+        for kind in [abi::QHAL_KIND_CPU, abi::QHAL_KIND_SIMULATED, abi::QHAL_KIND_NULL] {
+            assert!(!is_candidate(kind, None, 0));
+        }
+    }
+
+    #[test]
+    fn what_was_measured_goes_before_what_is_declared() {
+        let gpu = Rank { measured: true, bandwidth: 1e12, load: 0.0 };
+        let declared = Rank { measured: false, bandwidth: 9e12, load: 0.0 };
+        assert_eq!(gpu.order(&declared), Ordering::Greater);
+        assert_eq!(gpu.order(&Rank { bandwidth: 2e12, ..gpu }), Ordering::Less);
+        // Half of its bandwidth is in use.
+        assert_eq!(gpu.order(&Rank { bandwidth: 1.9e12, load: 0.5, ..gpu }), Ordering::Greater);
+        assert_eq!(declared.order(&Rank { bandwidth: 8e12, ..declared }), Ordering::Greater);
     }
 }

@@ -127,7 +127,7 @@ impl<'a> Chooser<'a> {
                 .and_then(|sheet| sheet.library.clone())
                 .unwrap_or_else(|| device.plugin().manifest().name.clone()),
             capability: sheet.and_then(|sheet| sheet.capability.clone()).unwrap_or_else(own),
-            bandwidth: Self::bandwidth(device, chip, profile),
+            bandwidth: Self::known_bandwidth(device, chip, profile),
         }
     }
 
@@ -142,7 +142,13 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    fn bandwidth(
+    /// Bytes per second of the device's memory, and where the figure is from.
+    #[must_use]
+    pub const fn bandwidth(&self) -> Option<(f64, &'static str)> {
+        self.bandwidth
+    }
+
+    fn known_bandwidth(
         device: &Device,
         chip: Option<&Chip>,
         profile: Option<&HardwareProfile>,

@@ -35,13 +35,13 @@ pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use handle::{About, EngineHandle, Outputs, Progress, SubmitError};
 pub use kv_map::{KvMap, KvState};
-pub use load::{DEFAULT_SEQ_LEN, Explained, LoadOptions, LoadStage, LoadedModel, compile, explain, op_differences};
+pub use load::{DEFAULT_SEQ_LEN, LoadOptions, LoadStage, LoadedModel, compile, explain, op_differences};
 pub use load_meter::{DeviceRates, HLI_MERGE, HLI_SPLIT};
 pub use prepare::{Prepared, Preparer};
 pub use qwen_ir::{MlaForm, Phase, Symbol};
 pub use qwen_runtime::{
-    Bytes, Compiled, Fallback, KvDType, MAX_CROSSINGS, MemoryReport, OpDifference, PassName, Placement, PlannedOp,
-    Policy,
+    Bytes, Compiled, Explained, Fallback, KvDType, MAX_CROSSINGS, MemoryReport, OpDifference, PassName, Placement,
+    PlannedOp, PlannedStep, Policy,
 };
 pub use request::{
     ClientKey, Constraint, FinishReason, Grammar, Limits, MAX_LOGPROBS, Output, Request, RequestId, RequestTimings,

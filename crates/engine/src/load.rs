@@ -11,7 +11,7 @@ use qwen_models::chat_template::ChatTemplate;
 use qwen_models::family::{ModelConfig, ModelInfo, TensorIndex, build_graph, read_config};
 use qwen_models::tokenizer::Tokenizer;
 use qwen_runtime::{
-    Compiled, KvDType, Model, ModelOptions, OpDifference, PassName, Placement, PlannedOp, Policy, RuntimeError,
+    Compiled, Explained, KvDType, Model, ModelOptions, OpDifference, PassName, Placement, Policy, RuntimeError,
 };
 
 use crate::EngineError;
@@ -172,24 +172,14 @@ pub fn compile(
     })
 }
 
-/// What [`explain`] tells.
-#[derive(Debug, Clone)]
-pub struct Explained {
-    /// Longest context that the plans are for.
-    pub max_seq_len: u32,
-    /// Plans for every size of step.
-    pub ops: Vec<PlannedOp>,
-}
-
-/// What a device would plan for a model: nothing is loaded or computed.
+/// What would be planned for a model: nothing is loaded or computed.
 ///
 /// # Errors
 /// If a file is damaged, the model is not supported, or a plan fails.
-pub fn explain(path: &Path, device: Device, options: &LoadOptions) -> Result<Explained, EngineError> {
+pub fn explain(path: &Path, placement: impl Into<Placement>, options: &LoadOptions) -> Result<Explained, EngineError> {
     let (checkpoint, config, graph) = open(path)?;
     let options = model_options(&config, options)?;
-    let max_seq_len = options.max_seq_len;
-    Ok(Explained { max_seq_len, ops: Model::explain(graph, &checkpoint, device, options)? })
+    Ok(Model::explain(graph, &checkpoint, placement, options)?)
 }
 
 /// Computes tokens as one prompt on two devices, instruction by instruction with the same inputs.

@@ -28,6 +28,6 @@ pub use cost::{Cost, StepObserver};
 pub use device_model::HalDeviceModel;
 pub use error::{Bytes, RuntimeError};
 pub use executor::Executor;
-pub use model::{Compiled, MemoryReport, Model, ModelOptions, OpDifference, PlannedOp};
+pub use model::{Compiled, Explained, MemoryReport, Model, ModelOptions, OpDifference, PlannedOp, PlannedStep};
 pub use placement::{Fallback, MAX_CROSSINGS, Placement};
 pub use qwen_ir::passes::{KvDType, PassName, Policy};

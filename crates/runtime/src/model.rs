@@ -15,7 +15,7 @@ use crate::device_model::HalDeviceModel;
 use crate::executor::{DeviceSide, Executor, StepBuffers};
 use crate::kv_memory::{self, KvMemory};
 use crate::kv_pool::{KvPool, KvPoolStats};
-use crate::placement::{Assignment, FALLBACK, Fallback, MAIN, Placement, Planner, Side};
+use crate::placement::{Decided, FALLBACK, Fallback, MAIN, Placement, Side, Step};
 use crate::weights::WeightStore;
 use crate::{Bytes, RuntimeError};
 
@@ -25,7 +25,7 @@ mod planned;
 
 pub use compile::Compiled;
 pub use differences::OpDifference;
-pub use planned::PlannedOp;
+pub use planned::{Explained, PlannedOp, PlannedStep};
 
 /// Limits and choices.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,7 +84,7 @@ pub struct MemoryReport {
 pub struct Model {
     /// The model's own device, and the one that computes what it refuses if there is something.
     sides: Vec<DeviceSide>,
-    max_crossings: u32,
+    placement: Placement,
     graph: Graph,
     options: ModelOptions,
     block_size: u32,
@@ -166,7 +166,7 @@ impl Model {
         let sides = placement.devices().into_iter().map(side).collect::<Result<Vec<_>, RuntimeError>>()?;
         Ok(Self {
             sides,
-            max_crossings: placement.max_crossings,
+            placement: placement.clone(),
             kv_pool: KvPool::new(limit, 8),
             graph,
             options,
@@ -180,7 +180,7 @@ impl Model {
     }
 
     /// A program for each kind and size of step.
-    fn programs(&self) -> Result<Vec<(Phase, u32, passes::Compiled)>, RuntimeError> {
+    fn programs(&self) -> Result<Vec<Step>, RuntimeError> {
         let phases: &[Phase] = if self.phase_matters { &[Phase::Prefill, Phase::Decode] } else { &[Phase::Mixed] };
         let mut programs = Vec::new();
         for phase in phases {
@@ -200,7 +200,7 @@ impl Model {
             self.reports.clone_from(&compiled.reports);
             self.dump.clone_from(&compiled.dump);
         }
-        let (assignments, state_sides) = self.assign(&programs)?;
+        let Decided { assignments, state_sides, .. } = self.assign(&programs)?;
         for side in 0..self.sides.len() {
             let held = |state: qwen_ir::StateId| state_sides.get(state.index()) == Some(&side);
             self.check_memory(side, kv_dtype, &held)?;
@@ -222,66 +222,28 @@ impl Model {
     }
 
     /// Side of every instruction of the programs and of every state. A device that helps out and has nothing to do is let go.
-    fn assign(
-        &mut self,
-        programs: &[(Phase, u32, passes::Compiled)],
-    ) -> Result<(Vec<Assignment>, Vec<Side>), RuntimeError> {
-        let nothing = || programs.iter().map(|_| Assignment::default()).collect();
-        let states = programs.first().map(|(_, _, compiled)| compiled.graph.states.as_slice()).unwrap_or_default();
-        if self.sides.len() == 1 {
-            return Ok((nothing(), vec![MAIN; states.len()]));
+    fn assign(&mut self, programs: &[Step]) -> Result<Decided, RuntimeError> {
+        let Some(fallback) = &self.placement.fallback else { return Ok(Decided::alone(programs)) };
+        let decided = Decided::new(&self.placement.device, programs)?;
+        decided.check(&self.placement, programs)?;
+        if decided.fallbacks.is_empty() {
+            self.sides.truncate(1);
+            return Ok(Decided::alone(programs));
         }
-        let mut planner = Planner::new(&self.sides[MAIN].device, states);
-        for (phase, _, compiled) in programs {
-            planner.look_at(&compiled.program, *phase)?;
-        }
-        let state_sides = (0..states.len()).map(|i| planner.state_side(qwen_ir::StateId(i as u32))).collect();
-        let mut assignments = Vec::with_capacity(programs.len());
-        let mut fallbacks: Vec<Fallback> = Vec::new();
-        for (phase, _, compiled) in programs {
-            let (assignment, found) = planner.assign(&compiled.program, *phase)?;
-            // Steps of all sizes refuse the same things; what only some refuse is told too.
-            for new in found {
-                if !fallbacks.iter().any(|known| (known.op, &known.reason) == (new.op, &new.reason)) {
-                    fallbacks.push(new);
-                }
-            }
-            assignments.push(assignment);
-        }
-        let reasons = || fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        let idle = |(assignment, (_, _, compiled)): (&Assignment, &(Phase, u32, passes::Compiled))| {
-            !assignment.uses(&compiled.program, MAIN, |_| true)
-        };
-        if assignments.iter().zip(programs).any(idle) {
-            return Err(RuntimeError::Idle { device: self.device().info().name.clone(), reasons: reasons() });
-        }
-        let crossings = assignments.iter().map(|assignment| assignment.transfers.len()).max().unwrap_or(0);
-        if crossings > self.max_crossings as usize {
-            return Err(RuntimeError::Crossings {
-                device: self.device().info().name.clone(),
-                fallback: self.sides[FALLBACK].device.info().name.clone(),
-                crossings,
-                limit: self.max_crossings,
-                reasons: reasons(),
-            });
-        }
-        for fallback in &fallbacks {
+        for refused in &decided.fallbacks {
             tracing::warn!(
-                "computed on {} instead of {}: {fallback}",
-                self.sides[FALLBACK].device.plugin().name(),
+                "computed on {} instead of {}: {refused}",
+                fallback.plugin().name(),
                 self.device().plugin().name()
             );
         }
-        if fallbacks.is_empty() {
-            self.sides.truncate(1);
-            return Ok((nothing(), vec![MAIN; states.len()]));
-        }
         tracing::warn!(
-            "each step copies {crossings} values between devices, at most {} are allowed",
-            self.max_crossings
+            "each step copies {} values between devices, at most {} are allowed",
+            decided.crossings(),
+            self.placement.max_crossings
         );
-        self.fallbacks = fallbacks;
-        Ok((assignments, state_sides))
+        self.fallbacks.clone_from(&decided.fallbacks);
+        Ok(decided)
     }
 
     /// Refuses what can't fit, before anything is allocated for it.

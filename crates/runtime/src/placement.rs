@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use qwen_hal::Device;
+use qwen_ir::passes::Compiled;
 use qwen_ir::program::{ArenaPool, Instruction, Operand, Place, Program};
 use qwen_ir::{Dim, Op, Phase, StateDecl, StateId};
 
@@ -137,6 +138,89 @@ impl Assignment {
     }
 }
 
+/// A program of a model: kind of step, most tokens, instructions.
+pub(crate) type Step = (Phase, u32, Compiled);
+
+/// What is decided of all programs of a model.
+#[derive(Debug, Default)]
+pub(crate) struct Decided {
+    /// By program.
+    pub(crate) assignments: Vec<Assignment>,
+    /// By program, why the device does not compute each instruction; empty: it computes all.
+    pub(crate) refusals: Vec<Vec<Option<String>>>,
+    /// By state.
+    pub(crate) state_sides: Vec<Side>,
+    /// What is not computed on the device; what only steps of some sizes refuse too.
+    pub(crate) fallbacks: Vec<Fallback>,
+}
+
+impl Decided {
+    /// Asks a device that another one may help.
+    pub(crate) fn new(device: &Device, programs: &[Step]) -> Result<Self, RuntimeError> {
+        let states = states(programs);
+        let mut planner = Planner::new(device, states);
+        for (phase, _, compiled) in programs {
+            planner.look_at(&compiled.program, *phase)?;
+        }
+        let state_sides = (0..states.len()).map(|i| planner.state_side(StateId(i as u32))).collect();
+        let mut decided = Self { state_sides, ..Self::default() };
+        for (phase, _, compiled) in programs {
+            let refusals = planner.refusals(&compiled.program, *phase)?;
+            let (assignment, found) = assign(&compiled.program, &refusals);
+            for new in found {
+                if !decided.fallbacks.iter().any(|known| (known.op, &known.reason) == (new.op, &new.reason)) {
+                    decided.fallbacks.push(new);
+                }
+            }
+            decided.assignments.push(assignment);
+            decided.refusals.push(refusals);
+        }
+        Ok(decided)
+    }
+
+    /// Everything on the device, as where nothing helps it.
+    pub(crate) fn alone(programs: &[Step]) -> Self {
+        Self {
+            assignments: vec![Assignment::default(); programs.len()],
+            refusals: vec![Vec::new(); programs.len()],
+            state_sides: vec![MAIN; states(programs).len()],
+            fallbacks: Vec::new(),
+        }
+    }
+
+    /// Values that a step copies between the devices at most.
+    pub(crate) fn crossings(&self) -> usize {
+        self.assignments.iter().map(|assignment| assignment.transfers.len()).max().unwrap_or(0)
+    }
+
+    /// Refuses a device that computes nothing, and more copies than allowed.
+    pub(crate) fn check(&self, placement: &Placement, programs: &[Step]) -> Result<(), RuntimeError> {
+        let device = || placement.device.info().name.clone();
+        let reasons = || self.fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let idle =
+            |(assignment, (_, _, compiled)): (&Assignment, &Step)| !assignment.uses(&compiled.program, MAIN, |_| true);
+        if self.assignments.iter().zip(programs).any(idle) {
+            return Err(RuntimeError::Idle { device: device(), reasons: reasons() });
+        }
+        let crossings = self.crossings();
+        if crossings > placement.max_crossings as usize {
+            return Err(RuntimeError::Crossings {
+                device: device(),
+                fallback: placement.fallback.as_ref().map(|fallback| fallback.info().name.clone()).unwrap_or_default(),
+                crossings,
+                limit: placement.max_crossings,
+                reasons: reasons(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The states that the programs of a model share.
+fn states(programs: &[Step]) -> &[StateDecl] {
+    programs.first().map(|(_, _, compiled)| compiled.graph.states.as_slice()).unwrap_or_default()
+}
+
 /// Decides for all programs of a model.
 pub(crate) struct Planner<'a> {
     device: &'a Device,
@@ -175,7 +259,7 @@ impl<'a> Planner<'a> {
         Ok(answer)
     }
 
-    /// Finds caches that the device can't use in one of the programs; to be called for all of them before [`Planner::assign`].
+    /// Finds caches that the device can't use in one of the programs; to be called for all of them before [`Planner::refusals`].
     pub(crate) fn look_at(&mut self, program: &Program, phase: Phase) -> Result<(), RuntimeError> {
         let context = Context { bounds: program.bounds, phase, states: self.states };
         for instruction in &program.instructions {
@@ -204,33 +288,23 @@ impl<'a> Planner<'a> {
         };
         program.instructions.iter().map(of).collect()
     }
+}
 
-    /// Sides and copies of a program, and what is not computed on the device.
-    pub(crate) fn assign(
-        &mut self,
-        program: &Program,
-        phase: Phase,
-    ) -> Result<(Assignment, Vec<Fallback>), RuntimeError> {
-        let refusals = self.refusals(program, phase)?;
-        let mut fallbacks: BTreeMap<(&'static str, String), Fallback> = BTreeMap::new();
-        for (instruction, reason) in program.instructions.iter().zip(&refusals) {
-            let Some(reason) = reason else { continue };
-            let op = instruction.op.name();
-            let entry = fallbacks.entry((op, reason.clone())).or_insert_with(|| Fallback {
-                op,
-                reason: reason.clone(),
-                instructions: 0,
-                origin: instruction.origin.clone(),
-            });
-            entry.instructions += 1;
-        }
-        if fallbacks.is_empty() {
-            return Ok((Assignment::default(), Vec::new()));
-        }
-        let sides: Vec<Side> = refusals.iter().map(|reason| if reason.is_some() { FALLBACK } else { MAIN }).collect();
-        let transfers = transfers(program, &sides);
-        Ok((Assignment { sides, transfers }, fallbacks.into_values().collect()))
+/// Sides and copies of a program, and what is not computed on the device, by the reasons for each instruction.
+fn assign(program: &Program, refusals: &[Option<String>]) -> (Assignment, Vec<Fallback>) {
+    let mut fallbacks: BTreeMap<(&'static str, &str), Fallback> = BTreeMap::new();
+    for (instruction, reason) in program.instructions.iter().zip(refusals) {
+        let Some(reason) = reason else { continue };
+        let op = instruction.op.name();
+        let first = || Fallback { op, reason: reason.clone(), instructions: 0, origin: instruction.origin.clone() };
+        fallbacks.entry((op, reason)).or_insert_with(first).instructions += 1;
     }
+    if fallbacks.is_empty() {
+        return (Assignment::default(), Vec::new());
+    }
+    let sides: Vec<Side> = refusals.iter().map(|reason| if reason.is_some() { FALLBACK } else { MAIN }).collect();
+    let transfers = transfers(program, &sides);
+    (Assignment { sides, transfers }, fallbacks.into_values().collect())
 }
 
 const fn state_of(op: &Op) -> Option<StateId> {

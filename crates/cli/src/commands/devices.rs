@@ -233,18 +233,9 @@ impl Answer {
             errors.push(sentence(&error));
             0
         });
-        let mut of_model: Vec<String> = Vec::new();
         for index in 0..count {
             match plugin.open(index, &[]).map_err(CliError::from) {
-                Ok(device) => {
-                    let mut report = report(&device);
-                    if let Some(model) = device.info().model() {
-                        let before = of_model.iter().filter(|other| *other == model).count();
-                        report.device = format!("{}:{model}:{before}", report.plugin);
-                        of_model.push(model.to_owned());
-                    }
-                    self.devices.push(report);
-                }
+                Ok(device) => self.devices.push(report(&device)),
                 Err(error) => errors.push(sentence(&error)),
             }
         }
@@ -284,7 +275,7 @@ impl Report {
             can: ABILITIES.iter().filter(|(bit, _)| entry.bits & bit != 0).map(|(_, name)| *name).collect(),
         };
         Self {
-            device: format!("{}:{}", manifest.name, info.index),
+            device: plugins::name_of(device),
             plugin: manifest.name.clone(),
             plugin_version: manifest.version.clone(),
             index: info.index,

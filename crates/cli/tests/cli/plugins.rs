@@ -91,6 +91,25 @@ fn a_device_is_chosen_by_name() {
     assert!(generate("a:b:c").starts_with("exit 2"));
 }
 
+#[test]
+fn auto_does_not_believe_figures_that_nobody_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    compile(&folder.path().join("libhal_example.so"), 21);
+    let generate = |device: &str| {
+        let mut command = qwen();
+        command.args(["generate", "--model", "models/qwen2", "--prompt", "a", "--max-tokens", "2", "--device", device]);
+        command.env("QWEN_HAL_PATH", folder.path()).env("QWEN_CACHE", folder.path());
+        command.output().unwrap()
+    };
+    let (auto, cpu) = (generate("auto"), generate("cpu"));
+    let told = String::from_utf8(auto.stderr).unwrap();
+    assert!(auto.status.success() && auto.stdout == cpu.stdout, "{told}");
+    assert!(
+        told.contains("example:0 could not be measured") && told.contains("the 1000.0 TB/s that it declares"),
+        "{told}"
+    );
+}
+
 /// (exit code, report)
 fn check(arguments: &[&str], plugin: Option<&Path>) -> (i32, Value) {
     let mut command = hal_check();

@@ -41,6 +41,20 @@ static qhal_status claims_all(qhal_device *d, const qhal_op_desc *desc, qhal_sup
     out->level = QHAL_SUPPORT_NATIVE;
     return QHAL_OK;
 }
+/* Says that it is a GPU that reads a petabyte a second. */
+static qhal_status boast_info(uint32_t i, qhal_device_info *out, qhal_error *e) {
+    qhal_status status = device_info(i, out, e);
+    if (!status) out->kind = QHAL_KIND_GPU;
+    return status;
+}
+static qhal_status boast_caps(qhal_device *d, qhal_device_caps *out, qhal_error *e) {
+    qhal_status status = device_caps(d, out, e);
+    if (status) return status;
+    out->kind = QHAL_KIND_GPU;
+    out->bandwidth = 1e15;
+    out->valid_fields |= QHAL_CAPS_BANDWIDTH;
+    return QHAL_OK;
+}
 /* Crashes on rows, which the self test does not try; hangs on a poll. */
 static qhal_status crash_rows(qhal_stream *s, const qhal_copy_desc *d, qhal_error *e) {
     if (d->rows > 1) abort();
@@ -80,7 +94,7 @@ __attribute__((visibility("default"))) const qhal_plugin_api *qhal_plugin_query(
     if (!table) return NULL;
     own.api = *table;
     (void)abort_init, (void)exit_init, (void)fail_init, (void)hang_open, (void)crash_caps, (void)lazy_copy;
-    (void)noisy_init, (void)no_devices, (void)claims_all, (void)crash_rows, (void)hang_poll;
+    (void)noisy_init, (void)no_devices, (void)claims_all, (void)crash_rows, (void)hang_poll, (void)boast_info, (void)boast_caps;
 #if HOSTILE == 2 /* functions that this host does not know */
     own.api.struct_size = sizeof own;
     for (int i = 0; i < 8; i++) own.newer[i] = 0xdeadbeef;
@@ -113,6 +127,9 @@ __attribute__((visibility("default"))) const qhal_plugin_api *qhal_plugin_query(
     own.api.copy = crash_rows;
 #elif HOSTILE == 20
     own.api.stream_wait = hang_poll;
+#elif HOSTILE == 21
+    own.api.device_info = boast_info;
+    own.api.device_caps = boast_caps;
 #endif
     return &own.api;
 }

@@ -1,4 +1,6 @@
-//! What a device plans for a model, without loading its weights: for reports on dispatch, and for tuning.
+//! What would be planned for a model, without loading its weights: for reports on dispatch, and for tuning.
+//!
+//! Programs, sides and copies come from the functions that loading calls, so that what is told is what would run.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,6 +14,33 @@ use qwen_ir::{Dim, Graph, Phase, Symbol};
 use super::{Model, ModelOptions};
 use crate::RuntimeError;
 use crate::describe::{Context, describe};
+use crate::placement::{Decided, FALLBACK, Fallback, Placement, Side};
+
+/// What [`Model::explain`] tells.
+#[derive(Debug)]
+pub struct Explained {
+    /// Longest context that the plans are for.
+    pub max_seq_len: u32,
+    /// Plans for every size of step.
+    pub ops: Vec<PlannedOp>,
+    /// Every size of step.
+    pub steps: Vec<PlannedStep>,
+    /// What the device refuses and the one that helps out computes.
+    pub fallbacks: Vec<Fallback>,
+    /// Why the model would not be loaded with this placement.
+    pub refused: Option<RuntimeError>,
+}
+
+/// A kind and size of step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlannedStep {
+    /// Kind.
+    pub phase: Phase,
+    /// Most tokens.
+    pub bucket: u32,
+    /// Values that are copied between devices.
+    pub crossings: usize,
+}
 
 /// A plan of a device, and what it is for.
 #[derive(Debug, Clone)]
@@ -26,10 +55,12 @@ pub struct PlannedOp {
     pub instructions: usize,
     /// Where the first of them comes from.
     pub origin: String,
-    /// Kernel that the plan names; empty if the device does not have the op.
+    /// Kernel that the plan names; empty if no device has the op.
     pub kernel: String,
-    /// Why the device does not have the op.
+    /// Why the model's own device does not compute it.
     pub refused: Option<String>,
+    /// The device that helps out computes it: everything else here is that device's.
+    pub on_fallback: bool,
     /// Which kernels it takes for which sizes, and which others there are.
     pub variants: Vec<Variant>,
     /// It was planned with a variant that was preferred.
@@ -48,30 +79,48 @@ impl Model {
     /// Plans everything that loading the model would plan, for each bucket of step sizes.
     ///
     /// # Errors
-    /// If a pass or a plan fails; that a device does not have an op is told in its entry.
+    /// If a pass or a plan fails; that nobody has an op is told in its entry, that the placement is refused in the answer.
     pub fn explain(
         graph: Graph,
         checkpoint: &Arc<Checkpoint>,
-        device: Device,
+        placement: impl Into<Placement>,
         options: ModelOptions,
-    ) -> Result<Vec<PlannedOp>, RuntimeError> {
-        let model = Self::unprepared(graph, checkpoint, &device.into(), options)?;
-        let mut planned: Vec<PlannedOp> = Vec::new();
-        for (phase, bucket, compiled) in model.programs()? {
+    ) -> Result<Explained, RuntimeError> {
+        let placement = placement.into();
+        let max_seq_len = options.max_seq_len;
+        let model = Self::unprepared(graph, checkpoint, &placement, options)?;
+        let programs = model.programs()?;
+        let decided = match &placement.fallback {
+            Some(_) => Decided::new(&placement.device, &programs)?,
+            None => Decided::alone(&programs),
+        };
+        let refused = decided.check(&placement, &programs).err();
+        let devices = placement.devices();
+        let (mut ops, mut steps): (Vec<PlannedOp>, Vec<PlannedStep>) = (Vec::new(), Vec::new());
+        for ((phase, bucket, compiled), (assignment, refusals)) in
+            programs.iter().zip(decided.assignments.iter().zip(&decided.refusals))
+        {
+            let (phase, bucket) = (*phase, *bucket);
+            steps.push(PlannedStep { phase, bucket, crossings: assignment.transfers.len() });
             let context = Context { bounds: compiled.program.bounds, phase, states: &compiled.graph.states };
-            let mut known: HashMap<String, usize> = HashMap::new();
-            for instruction in &compiled.program.instructions {
+            let mut known: HashMap<(Side, String), usize> = HashMap::new();
+            for (i, instruction) in compiled.program.instructions.iter().enumerate() {
                 let described = describe(instruction, &context);
-                let next = planned.len();
-                let at = *known.entry(format!("{:?}", described.desc)).or_insert(next);
-                if let Some(planned) = planned.get_mut(at) {
+                let (side, next) = (assignment.side(i), ops.len());
+                let at = *known.entry((side, format!("{:?}", described.desc))).or_insert(next);
+                if let Some(planned) = ops.get_mut(at) {
                     planned.instructions += 1;
                     continue;
                 }
-                planned.push(plan(model.device(), instruction, described.desc, described.symbols, phase, bucket)?);
+                let mut planned = plan(&devices[side], instruction, described.desc, described.symbols, phase, bucket)?;
+                if side == FALLBACK {
+                    planned.on_fallback = planned.refused.is_none();
+                    planned.refused = refusals.get(i).cloned().flatten();
+                }
+                ops.push(planned);
             }
         }
-        Ok(planned)
+        Ok(Explained { max_seq_len, ops, steps, fallbacks: decided.fallbacks, refused })
     }
 }
 
@@ -92,6 +141,7 @@ fn plan(
         origin: instruction.origin.clone(),
         kernel: String::new(),
         refused: None,
+        on_fallback: false,
         variants: Vec::new(),
         preferred: false,
         symbols,
