@@ -23,4 +23,4 @@ pub use error::DispatchError;
 pub use fit::{Coefficients, Sample, fit};
 pub use probe::{ProbeOptions, measure};
 pub use profile::{HardwareProfile, Level, Origin, Rate};
-pub use tune::{Budget, Report, Timing, time_variants};
+pub use tune::{Budget, Report, Timing, confirm, time_variants};
