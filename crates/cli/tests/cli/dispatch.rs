@@ -99,6 +99,51 @@ fn variants_are_timed_and_kept() {
     assert_eq!(generate(), before);
 }
 
+/// Nobody can say which variant a measurement finds the fastest, so one is put into the profile by hand.
+#[test]
+fn what_the_profile_prefers_is_what_the_next_run_takes() {
+    let cache = cache();
+    let model = ["--model", "gguf/llama.gguf"];
+    let bench = |arguments: &[&str]| {
+        let mut command = qwen_bench();
+        command.arg("kernels").args(model).args(arguments).args(["--seconds", "0.01"]);
+        stdout(command.env("QWEN_CACHE", cache.path()))
+    };
+    let answer: Value = serde_json::from_str(&bench(&["--json"])).unwrap();
+    let Some(case) = answer["cases"].as_array().unwrap().first() else {
+        println!("skipped: this instruction set has one way to compute a product");
+        return;
+    };
+    let other = case["timings"].as_array().unwrap().iter().find(|timing| timing["chosen"] == false).unwrap();
+    let profile = std::fs::read_dir(cache.path().join("profiles")).unwrap().next().unwrap().unwrap().path();
+    let mut stored: Value = serde_json::from_slice(&std::fs::read(&profile).unwrap()).unwrap();
+    stored["variants"][case["plan"].as_str().unwrap()] = other["variant"].clone();
+    std::fs::write(&profile, stored.to_string()).unwrap();
+
+    let explain = || -> Value {
+        let mut command = qwen();
+        command.args(["devices", "explain"]).args(model).arg("--json").env("QWEN_CACHE", cache.path());
+        serde_json::from_str(&stdout(&mut command)).unwrap()
+    };
+    let tuned = |answer: &Value| -> Vec<String> {
+        let decisions = answer["decisions"].as_array().unwrap().iter().filter(|d| d["chosen_by"] == "tuning");
+        decisions.map(|d| format!("{}.{}", d["family"].as_str().unwrap(), d["tiling"].as_str().unwrap())).collect()
+    };
+    let (family, tiling) = other["kernel"].as_str().unwrap().split_once('.').unwrap();
+    let found = tuned(&explain());
+    assert!(found.contains(&format!("{family}.gemm.{tiling}")), "{other}: {found:?}");
+    let mut command = qwen();
+    command.args(["generate", "--prompt", "1 2 3", "--max-tokens", "1"]).args(model);
+    let lines = transcript(command.env("QWEN_CACHE", cache.path()).env("QWEN_DEBUG_DISPATCH", "1"));
+    assert!(lines.contains(&format!("tiling_config=gemm.{tiling}\n")), "{tiling}: {lines}");
+    bench_forget(&cache);
+    assert_eq!(tuned(&explain()), Vec::<String>::new());
+}
+
+fn bench_forget(cache: &tempfile::TempDir) {
+    stdout(qwen_bench().args(["kernels", "--forget"]).env("QWEN_CACHE", cache.path()));
+}
+
 #[test]
 fn sheets_of_a_folder_are_read_and_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();

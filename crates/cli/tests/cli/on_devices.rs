@@ -1,4 +1,4 @@
-//! Programs on devices that are not the CPU: simulated chips and the plugin that computes nothing.
+//! Programs on devices that are not the CPU: simulated chips, OpenCL where there is a device, and the plugin that computes nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,18 +6,78 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::{hal_check, qwen, qwen_bench, qwen_eval, stdout, transcript};
+use crate::common::{fixtures, hal_check, qwen, qwen_bench, qwen_eval, stdout, transcript};
 
-/// A folder with the plugins, as a user installs them. Cargo puts their libraries beside the test.
+/// A folder with the simulator and the plugin that computes nothing.
 fn plugins() -> TempDir {
+    plugins_of(&["sim", "null"])
+}
+
+/// A folder with plugins, as a user installs them. Cargo puts their libraries beside the test.
+fn plugins_of(names: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for (name, manifest) in [("sim", "../sim/libhal_sim.toml"), ("null", "../null/libhal_null.toml")] {
+    for name in names {
+        let manifest = format!("../{name}/libhal_{name}.toml");
         let library = PathBuf::from(format!("libhal_{name}.so"));
         std::fs::copy(std::env::current_exe().unwrap().with_file_name(&library), folder.path().join(&library)).unwrap();
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
         std::fs::copy(manifest, folder.path().join(library.with_extension("toml"))).unwrap();
     }
     folder
+}
+
+/// Whether the machine has a device for OpenCL; `./test` says when it must have one.
+fn has_opencl(plugins: &TempDir) -> bool {
+    let answer = json(&mut with(qwen(), plugins, &["devices", "--json"]));
+    let found = answer["devices"].as_array().unwrap().iter().any(|device| device["device"] == "opencl:0");
+    assert!(found || std::env::var_os("QWEN_OPENCL_REQUIRED").is_none(), "an OpenCL device was expected: {answer}");
+    found
+}
+
+/// Instruction sets of the CPU backend change no bit, which is tested elsewhere: what is slow runs with one of them.
+fn is_first_run() -> bool {
+    std::env::var_os("QWEN_CPU_ISA").is_none()
+}
+
+/// Compares a model on a device with the CPU in float32: the limit on divergence, and the same words or a reason why not.
+fn is_as_on_the_cpu(plugins: &TempDir, model: &str, device: &str, more: &[&str]) {
+    let arguments = ["compare", "--model", model, "--a", "cpu", "--b", device, "--generate", "8", "--json"];
+    let found = json(&mut with(qwen_eval(), plugins, &[&arguments[..], more].concat()));
+    let kl = found["kl_mean"].as_f64().unwrap();
+    assert!((-1e-9..=0.002).contains(&kl), "{model} on {device}: {found}");
+    let greedy = &found["greedy"];
+    assert!(greedy["equal"] == true || greedy["divergence"]["explained"] == true, "{model} on {device}: {greedy}");
+}
+
+#[test]
+fn every_family_gives_the_same_on_opencl() {
+    let folder = plugins_of(&["opencl"]);
+    if !is_first_run() || !has_opencl(&folder) {
+        println!("skipped: no OpenCL device, or not the first instruction set");
+        return;
+    }
+    let models = std::fs::read_dir(fixtures().join("models")).unwrap();
+    let models = models.map(|entry| format!("models/{}", entry.unwrap().file_name().into_string().unwrap()));
+    let files = ["llama-q4_k", "llama-q8_0", "llama-bf16", "qwen2moe"].map(|name| format!("gguf/{name}.gguf"));
+    let mut models: Vec<String> = models.chain(files).collect();
+    models.sort();
+    for model in models {
+        is_as_on_the_cpu(&folder, &model, "opencl:0", &["--tokens", "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"]);
+    }
+}
+
+#[test]
+fn the_default_model_says_the_same_on_four_devices() {
+    let folder = plugins_of(&["sim", "opencl"]);
+    if !is_first_run() {
+        println!("skipped: not the first instruction set");
+        return;
+    }
+    stdout(qwen().args(["models", "fetch", "smollm2"]));
+    let opencl = has_opencl(&folder).then_some("opencl:0");
+    for device in ["sim:ascend910b", "sim:mlu370", "sim:dcu-z100"].into_iter().chain(opencl) {
+        is_as_on_the_cpu(&folder, "smollm2", device, &["--text", "The capital of France is Paris. Water boils at"]);
+    }
 }
 
 fn with(mut command: Command, plugins: &TempDir, arguments: &[&str]) -> Command {
@@ -84,6 +144,50 @@ fn what_a_chip_lacks_the_cpu_computes_and_says_so() {
     }
     let refused = run(&["sim:mlu370", "--max-crossings", "1"]);
     assert!(refused.starts_with("exit 1\n") && refused.contains("raise --max-crossings"), "{refused}");
+}
+
+/// What is told before is what the run says: the same op, reason and number of copies, in both forms.
+#[test]
+fn what_the_cpu_will_compute_is_told_before() {
+    let folder = plugins();
+    let explain = |more: &[&str]| {
+        let arguments = ["devices", "explain", "--model", "models/deepseek_v3_fp8", "--device", "sim:mlu370"];
+        with(qwen(), &folder, &[&arguments[..], more].concat())
+    };
+    let answer = json(&mut explain(&["--json"]));
+    assert_eq!((&answer["device"], &answer["fallback"]), (&"sim:mlu370:0".into(), &"cpu:0".into()));
+    let delegated = answer["computed_by_fallback"].as_array().unwrap();
+    let gemm = delegated.iter().find(|line| line["op"] == "gemm").unwrap();
+    let reason = gemm["reason"].as_str().unwrap();
+    assert!(reason.contains("the chip has no f8_e4m3"), "{gemm}");
+    let decisions = answer["decisions"].as_array().unwrap();
+    for decision in decisions {
+        let on_fallback = decision["on_fallback"] == true;
+        assert_eq!(on_fallback, decision["refused"].is_string(), "{decision}");
+        assert_eq!(decision["library"] == "qwen-cpu", on_fallback, "{decision}");
+    }
+    assert!(decisions.iter().any(|decision| decision["on_fallback"] == true));
+    let crossings: Vec<u64> =
+        answer["steps"].as_array().unwrap().iter().map(|step| step["crossings"].as_u64().unwrap()).collect();
+    assert!(crossings.len() == 2 && crossings[0] > 0, "{answer}");
+    assert!(answer["refused"].is_null(), "{answer}");
+    // The run.
+    let arguments = ["generate", "--model", "models/deepseek_v3_fp8", "--prompt", "a", "--max-tokens", "1", "--device"];
+    let told = transcript(&mut with(qwen(), &folder, &[&arguments[..], &["sim:mlu370"]].concat()));
+    let copies = crossings.iter().max().unwrap();
+    assert!(told.contains(reason) && told.contains(&format!("each step copies {copies} values")), "{copies}: {told}");
+    // The text has every decision of the JSON.
+    let text = stdout(&mut explain(&[]));
+    let lines = text.lines().filter(|line| line.starts_with("  ") && line.contains(" x  ")).count();
+    assert_eq!(lines, decisions.len(), "{text}");
+    let delegated_lines = text.lines().filter(|line| line.contains(", on cpu:0")).count();
+    assert_eq!(delegated_lines, decisions.iter().filter(|decision| decision["on_fallback"] == true).count(), "{text}");
+    assert!(text.contains(reason) && text.contains(&format!(", {} copies between devices", crossings[0])), "{text}");
+    // What would be refused is told, and no error.
+    let answer = json(&mut explain(&["--max-crossings", "1", "--json"]));
+    assert!(answer["refused"].as_str().unwrap().contains("raise --max-crossings"), "{answer}");
+    let text = stdout(&mut explain(&["--max-crossings", "1"]));
+    assert!(text.contains("would not be loaded: ") && text.contains("raise --max-crossings"), "{text}");
 }
 
 #[test]
