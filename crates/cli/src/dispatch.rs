@@ -107,9 +107,26 @@ impl<'a> Choosers<'a> {
     /// # Errors
     /// If a device fails while it is measured.
     pub fn new(catalogue: &'a Catalogue, placement: &Placement, planned: &Explained) -> Result<Self, CliError> {
+        Self::with(catalogue, placement, planned, |device| profile(device, false))
+    }
+
+    /// The same by the profiles that are known: nothing is measured.
+    #[must_use]
+    pub fn known(catalogue: &'a Catalogue, placement: &Placement, planned: &Explained) -> Self {
+        let profile = |device: &Device| Ok(profiles().load(device, threads(device)));
+        Self::with(catalogue, placement, planned, profile)
+            .unwrap_or_else(|never: std::convert::Infallible| match never {})
+    }
+
+    fn with<E>(
+        catalogue: &'a Catalogue,
+        placement: &Placement,
+        planned: &Explained,
+        profile: impl Fn(&Device) -> Result<Option<HardwareProfile>, E>,
+    ) -> Result<Self, E> {
         let chooser = |device: &Device| {
-            let profile = profile(device, false)?;
-            Ok::<_, CliError>(Chooser::new(device, chip_of(catalogue, device), profile.as_ref()))
+            let profile = profile(device)?;
+            Ok(Chooser::new(device, chip_of(catalogue, device), profile.as_ref()))
         };
         let helps = planned.ops.iter().any(|op| op.on_fallback);
         let fallback = placement.fallback.as_ref().filter(|_| helps).map(chooser).transpose()?;

@@ -15,6 +15,7 @@ use super::watch::{device_report, dispatch_probe};
 use crate::error::CliError;
 use crate::generation_config::GenerationConfig;
 use crate::model::{self, Wish};
+use crate::plugins;
 
 /// Requests of the longest context that the cache has room for, where nothing is said.
 const LONGEST_AT_A_TIME: u64 = 4;
@@ -29,16 +30,17 @@ pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
         cached_tokens: Some(options.kv_cache_tokens.unwrap_or(u64::from(longest) * LONGEST_AT_A_TIME)),
         ..Wish::default()
     };
-    let engine = model::load(name, &options.runtime, &wish)?;
-    let device = engine.loaded().model.device().clone();
+    let placement = plugins::place(&options.runtime.place, model::file_bytes(&path))?;
+    let load_options = model::options(&options.runtime, &wish);
+    let engine = model::load_on(&path, placement.clone(), &load_options)?;
+    let device = placement.device.clone();
     let (engine, _) = EngineHandle::spawn(engine, options.max_queue as usize).map_err(CliError::Runtime)?;
     let about = engine.about();
     let template = about.chat_template.as_deref();
     let tool_format = tool_format(&options.tool_call_parser, template)?;
     let thinking = thinking(&options.reasoning_parser, template, about.tokenizer.as_deref())?;
     let device_name = options.runtime.place.device.to_string();
-    let load_options = model::options(&options.runtime, &wish);
-    let dispatch = dispatch_probe(device_name.clone(), path.clone(), device.clone(), load_options);
+    let dispatch = dispatch_probe(device_name.clone(), path.clone(), placement, load_options);
     let names = match options.served_model_name.as_slice() {
         [] => vec![served_name(name)],
         names => names.to_vec(),

@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use qwen_dispatch::Chooser;
-use qwen_engine::LoadOptions;
+use qwen_engine::{LoadOptions, Placement};
 use qwen_hal::{Device, abi};
 use qwen_server::{DeviceReport, DispatchProbe, DispatchReport};
 
-use crate::dispatch;
+use crate::dispatch::{self, Choosers};
 use crate::error::{CliError, sentence};
 
 /// Names of `QHAL_KIND_*`.
@@ -56,9 +55,9 @@ pub(super) fn device_report(name: &str, device: &Device) -> DeviceReport {
 }
 
 /// Tells the decisions of dispatch when it is asked; nothing is measured for it.
-pub(super) fn dispatch_probe(name: String, path: PathBuf, device: Device, options: LoadOptions) -> DispatchProbe {
+pub(super) fn dispatch_probe(name: String, path: PathBuf, placement: Placement, options: LoadOptions) -> DispatchProbe {
     Arc::new(move || {
-        decisions(&name, &path, &device, &options).unwrap_or_else(|error| {
+        decisions(&name, &path, &placement, &options).unwrap_or_else(|error| {
             tracing::warn!(error = sentence(&error), "the decisions of dispatch can't be told");
             Vec::new()
         })
@@ -68,15 +67,14 @@ pub(super) fn dispatch_probe(name: String, path: PathBuf, device: Device, option
 fn decisions(
     name: &str,
     path: &std::path::Path,
-    device: &Device,
+    placement: &Placement,
     options: &LoadOptions,
 ) -> Result<Vec<DispatchReport>, CliError> {
     let catalogue = dispatch::catalogue()?;
-    let profile = dispatch::profiles().load(device, dispatch::threads(device));
-    let planned = qwen_engine::explain(path, device.clone(), options)?.ops;
-    let chooser = Chooser::new(device, dispatch::chip_of(&catalogue, device), profile.as_ref());
+    let planned = qwen_engine::explain(path, placement.clone(), options)?;
+    let choosers = Choosers::known(&catalogue, placement, &planned);
     let mut reports: Vec<DispatchReport> = Vec::new();
-    for counted in dispatch::decisions(&chooser, &planned, None) {
+    for counted in dispatch::decisions(&choosers, &planned.ops, None) {
         let mut lines = Vec::from(counted.decision.lines());
         lines.extend(counted.refused.map(|reason| format!("not on this device: {reason}")));
         let same = |report: &&mut DispatchReport| report.op == counted.decision.op && report.lines == lines;
