@@ -62,9 +62,16 @@ fn every_family_gives_the_same_on_opencl() {
     let mut models: Vec<String> = models.chain(files).collect();
     models.sort();
     for model in models {
-        is_as_on_the_cpu(&folder, &model, "opencl:0", &["--tokens", "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"]);
+        // Rounded activations can turn a router's choice in a model of random weights, and that says nothing of a device.
+        let tokens = "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16";
+        is_as_on_the_cpu(&folder, &model, "opencl:0", &["--tokens", tokens, "--precision-b", "exact"]);
     }
 }
+
+/// Long enough for a mean.
+const TEXT: &str = "The capital of France is Paris. Water boils at a hundred degrees, and freezes at none. A library lends books, \
+    a bank lends money, and both want them back. When the sun went down, the fishermen came home with full nets and sang the old \
+    songs of the harbour until the children had fallen asleep and the lamps were put out one by one.";
 
 #[test]
 fn the_default_model_says_the_same_on_four_devices() {
@@ -76,7 +83,7 @@ fn the_default_model_says_the_same_on_four_devices() {
     stdout(qwen().args(["models", "fetch", "smollm2"]));
     let opencl = has_opencl(&folder).then_some("opencl:0");
     for device in ["sim:ascend910b", "sim:mlu370", "sim:dcu-z100"].into_iter().chain(opencl) {
-        is_as_on_the_cpu(&folder, "smollm2", device, &["--text", "The capital of France is Paris. Water boils at"]);
+        is_as_on_the_cpu(&folder, "smollm2", device, &["--text", TEXT]);
     }
 }
 
