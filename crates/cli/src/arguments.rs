@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use qwen_engine::MAX_CROSSINGS;
 use serde::Serialize;
 
-use crate::plugins::DeviceName;
+use crate::plugins::DeviceList;
 
 /// Which model.
 #[derive(Debug, Clone, Args)]
@@ -57,9 +57,10 @@ pub enum KvCacheDtype {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Runtime")]
 pub struct DeviceArguments {
-    /// Device to compute on, as `qwen devices` lists them: cpu, a plugin's such as opencl:0 or sim:mlu370:0, or auto
+    /// Device to compute on, as `qwen devices` lists them: cpu, a plugin's such as opencl:0 or sim:mlu370:0, or auto; of
+    /// qwen-server several, as sim:mlu370:0,1+cpu
     #[arg(long, value_name = "NAME[:MODEL][:N]", default_value = "cpu")]
-    pub device: DeviceName,
+    pub device: DeviceList,
     /// A plugin's library, beside those of the usual places (may be repeated)
     #[arg(long = "plugin", value_name = "FILE")]
     pub plugins: Vec<PathBuf>,

@@ -42,6 +42,9 @@ pub enum CliError {
     /// A model that can't be described.
     #[error(transparent)]
     Model(#[from] qwen_models::family::ModelError),
+    /// Devices that can't be used together.
+    #[error(transparent)]
+    Fleet(#[from] qwen_engine::FleetError),
     /// A model that can't be loaded, or a request that can't be served.
     #[error(transparent)]
     Engine(#[from] qwen_engine::EngineError),

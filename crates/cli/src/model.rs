@@ -156,13 +156,21 @@ pub fn file_bytes(path: &Path) -> u64 {
 /// # Errors
 /// As [`load`].
 pub fn load_on(path: &Path, placement: Placement, options: &LoadOptions) -> Result<Engine, CliError> {
+    load_files(path, placement, options).map(Engine::new)
+}
+
+/// As [`load_on`], before there is an engine.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_files(path: &Path, placement: Placement, options: &LoadOptions) -> Result<LoadedModel, CliError> {
     dispatch::announce(path, &placement, options)?;
     let progress = Progress::steps("loading");
     let mut show = |stage| match stage {
         LoadStage::Opening => {}
         LoadStage::Weights { done, total } => progress.set(done as u64, total as u64),
     };
-    Ok(Engine::new(LoadedModel::load(path, placement, options, &mut show)?))
+    Ok(LoadedModel::load(path, placement, options, &mut show)?)
 }
 
 /// The tokenizer of a loaded model.

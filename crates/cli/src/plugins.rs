@@ -1,8 +1,9 @@
 //! Backends: the CPU, which is part of the program, and plugins, which are looked for and loaded by name.
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use qwen_chips::Status;
@@ -134,6 +135,120 @@ impl DeviceName {
     }
 }
 
+/// Devices of one command: names with `+` between them, of which some may stand for several (`sim:mlu370:0,1+cpu`).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DeviceList {
+    first: DeviceName,
+    others: Vec<DeviceName>,
+}
+
+impl From<DeviceName> for DeviceList {
+    fn from(first: DeviceName) -> Self {
+        Self { first, others: Vec::new() }
+    }
+}
+
+impl std::str::FromStr for DeviceList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut names = text.split('+').map(|name| name.trim().parse());
+        let first = names.next().unwrap_or_else(|| "".parse())?;
+        Ok(Self { first, others: names.collect::<Result<_, _>>()? })
+    }
+}
+
+impl std::fmt::Display for DeviceList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.first)?;
+        self.others.iter().try_for_each(|name| write!(f, "+{name}"))
+    }
+}
+
+impl DeviceList {
+    /// The one device that is meant.
+    ///
+    /// # Errors
+    /// If several are.
+    pub fn only(&self) -> Result<&DeviceName, CliError> {
+        if self.others.is_empty() && self.first.only().is_ok() {
+            return Ok(&self.first);
+        }
+        let help = "this command uses one device: name one of them; qwen-server uses several";
+        Err(CliError::input(format!("device {self}"), "one device", self.each().count().to_string(), help))
+    }
+
+    /// Each device by itself.
+    pub fn each(&self) -> impl Iterator<Item = DeviceName> {
+        let one = |name: &DeviceName| {
+            let name = name.clone();
+            name.indices.clone().into_iter().map(move |index| DeviceName { indices: vec![index], ..name.clone() })
+        };
+        std::iter::once(&self.first).chain(&self.others).flat_map(one)
+    }
+}
+
+/// Opens the devices of a command: all on one host, a plugin once.
+pub struct Placer {
+    host: Host,
+    loader: Loader,
+    plugins: Mutex<HashMap<String, Arc<Plugin>>>,
+    max_crossings: u32,
+    /// Of the model, for `auto`.
+    bytes: u64,
+}
+
+impl Placer {
+    /// For a model of so many bytes.
+    ///
+    /// # Errors
+    /// If a setting of the environment is wrong.
+    pub fn new(arguments: &DeviceArguments, bytes: u64) -> Result<Self, CliError> {
+        Ok(Self {
+            host: host(arguments.threads),
+            loader: loader(&arguments.plugins)?,
+            plugins: Mutex::default(),
+            max_crossings: arguments.max_crossings,
+            bytes,
+        })
+    }
+
+    /// A device by name, or the best one.
+    ///
+    /// # Errors
+    /// If there is no such device, or it can't be opened.
+    pub fn open(&self, name: &DeviceName) -> Result<Device, CliError> {
+        if name.plugin == AUTO {
+            return best(&self.loader, self.bytes, &self.host);
+        }
+        let mut plugins = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
+        let plugin = match plugins.get(&name.plugin) {
+            Some(plugin) => Arc::clone(plugin),
+            None => {
+                let plugin = find(&name.plugin, &self.loader, &self.host)?;
+                plugins.insert(name.plugin.clone(), Arc::clone(&plugin));
+                plugin
+            }
+        };
+        drop(plugins);
+        Ok(tuned(plugin.open(name.index_in(&plugin)?, &[])?))
+    }
+
+    /// A device with the CPU for what it refuses.
+    ///
+    /// # Errors
+    /// If the CPU can't be opened.
+    pub fn beside_cpu(&self, device: Device) -> Result<Placement, CliError> {
+        let mut placement = Placement::from(device);
+        placement.max_crossings = self.max_crossings;
+        Ok(if placement.device.plugin().name() == CPU {
+            placement
+        } else {
+            placement.with_fallback(tuned(cpu(&self.host)?.open(0, &[])?))
+        })
+    }
+}
+
 /// What this program lends to plugins.
 #[must_use]
 pub fn host(threads: Option<u32>) -> Host {
@@ -209,13 +324,10 @@ pub fn find(name: &str, loader: &Loader, host: &Host) -> Result<Arc<Plugin>, Cli
 /// # Errors
 /// If there is none, or it can't be opened.
 pub fn open(name: &DeviceName, named: &[PathBuf], threads: Option<u32>) -> Result<Device, CliError> {
-    // Without a plugin nothing is looked for.
-    open_on(name, named, &host(threads))
-}
-
-fn open_on(name: &DeviceName, named: &[PathBuf], host: &Host) -> Result<Device, CliError> {
     name.only()?;
-    let plugin = if name.plugin == CPU { cpu(host)? } else { find(&name.plugin, &loader(named)?, host)? };
+    let host = host(threads);
+    // Without a plugin nothing is looked for.
+    let plugin = if name.plugin == CPU { cpu(&host)? } else { find(&name.plugin, &loader(named)?, &host)? };
     Ok(tuned(plugin.open(name.index_in(&plugin)?, &[])?))
 }
 
@@ -224,18 +336,8 @@ fn open_on(name: &DeviceName, named: &[PathBuf], host: &Host) -> Result<Device, 
 /// # Errors
 /// If there is no such device, or it can't be opened.
 pub fn place(arguments: &DeviceArguments, bytes: u64) -> Result<Placement, CliError> {
-    let host = host(arguments.threads);
-    let device = if arguments.device.plugin == AUTO {
-        best(&loader(&arguments.plugins)?, bytes, &host)?
-    } else {
-        open_on(&arguments.device, &arguments.plugins, &host)?
-    };
-    let mut placement = Placement::from(device);
-    placement.max_crossings = arguments.max_crossings;
-    if placement.device.plugin().name() == CPU {
-        return Ok(placement);
-    }
-    Ok(placement.with_fallback(tuned(cpu(&host)?.open(0, &[])?)))
+    let placer = Placer::new(arguments, bytes)?;
+    placer.beside_cpu(placer.open(arguments.device.only()?)?)
 }
 
 /// The device with the variants that were tuned for it.
@@ -357,9 +459,18 @@ mod tests {
     }
 
     #[test]
-    fn several_devices_are_refused_until_something_uses_them() {
-        let error = "sim:mlu370:0,1".parse::<DeviceName>().unwrap().only().unwrap_err().to_string();
-        assert!(error.starts_with("device sim:mlu370:0,1: expected one device, found 2"), "{error}");
+    fn several_devices_are_refused_where_one_is_used() {
+        let list = |text: &str| text.parse::<DeviceList>().unwrap();
+        for (text, count) in [("sim:mlu370:0,1", 2), ("cpu+sim:br100:0,1", 3)] {
+            let error = list(text).only().unwrap_err().to_string();
+            assert!(error.contains(&format!("expected one device, found {count}")), "{error}");
+        }
+        assert_eq!(list("cpu").only().unwrap(), &DeviceName::default());
+        let each: Vec<String> = list("sim:mlu370:0,1 + cpu").each().map(|name| name.to_string()).collect();
+        assert_eq!(each, ["sim:mlu370:0", "sim:mlu370:1", "cpu:0"]);
+        for wrong in ["", "cpu+", "+cpu", "cpu++cpu"] {
+            assert!(wrong.parse::<DeviceList>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

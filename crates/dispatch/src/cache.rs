@@ -25,6 +25,12 @@ impl ProfileCache {
         Self { folder: folder.into() }
     }
 
+    /// The folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The file for a device with this many threads of the host.
     #[must_use]
     pub fn path(&self, device: &Device, threads: usize) -> PathBuf {

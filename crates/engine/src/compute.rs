@@ -32,9 +32,12 @@ struct Job<'a> {
 
 impl Engine {
     pub(crate) fn compute(&mut self, part: &Part, outputs: &mut Vec<Output>) {
-        let result = self.forward(part);
-        match result {
+        let start = Instant::now();
+        match self.forward(part) {
             Ok(rows) => {
+                if let Err(reason) = self.check_step(part, &rows, start.elapsed().as_secs_f64()) {
+                    return self.distrust(&reason, outputs);
+                }
                 let start = Instant::now();
                 self.choose(part, rows, outputs);
                 self.stats.sample_seconds += start.elapsed().as_secs_f64();

@@ -15,6 +15,7 @@ use qwen_models::tokenizer::Tokenizer;
 use qwen_runtime::{Batch, LogitRows, Model, RuntimeError, SequenceKv};
 
 use crate::blocks::Blocks;
+use crate::guard::{Guard, GuardOptions};
 use crate::handle::About;
 use crate::kv_map::KvMap;
 use crate::load_meter::{DeviceRates, LoadMeter};
@@ -40,6 +41,8 @@ pub struct EngineOptions {
     pub grammar_memory: u64,
     /// Threads to choose tokens on; by default the engine's own.
     pub pool: Option<Arc<dyn ComputePool>>,
+    /// Check now and then what the device computes.
+    pub guard: Option<GuardOptions>,
 }
 
 impl Default for EngineOptions {
@@ -51,6 +54,7 @@ impl Default for EngineOptions {
             rates: None,
             grammar_memory: 1 << 30,
             pool: None,
+            guard: None,
         }
     }
 }
@@ -62,6 +66,7 @@ impl std::fmt::Debug for EngineOptions {
             .field("speculation", &self.speculation)
             .field("tpot_target", &self.tpot_target)
             .field("rates", &self.rates)
+            .field("guard", &self.guard)
             .finish_non_exhaustive()
     }
 }
@@ -77,6 +82,7 @@ pub struct Engine {
     pub(crate) running: Vec<Box<Sequence>>,
     pub(crate) blocks: Blocks,
     pub(crate) meter: LoadMeter,
+    pub(crate) guard: Guard,
     pub(crate) logits: Vec<f32>,
     pub(crate) scratch: Mutex<Vec<Scratch>>,
     pub(crate) stats: EngineStats,
@@ -119,6 +125,7 @@ impl Engine {
             running: Vec::new(),
             blocks: Blocks::new(limits.block_size, options.prefix_cache),
             meter: LoadMeter::new(options.rates, options.tpot_target),
+            guard: Guard::new(options.guard),
             logits: Vec::new(),
             scratch: Mutex::default(),
             stats: EngineStats::default(),
@@ -228,6 +235,14 @@ impl Engine {
         is_there
     }
 
+    /// Ends every request at the next step.
+    pub fn cancel_all(&mut self) {
+        self.cancelled.extend(self.running.iter().map(|sequence| sequence.id));
+        self.waiting.each(|sequence| {
+            self.cancelled.insert(sequence.id);
+        });
+    }
+
     /// Forgets what the prefix cache keeps for nobody.
     ///
     /// # Errors
@@ -237,7 +252,7 @@ impl Engine {
     }
 
     /// Computes one step. Outputs come in order of arrival of their requests, those of one request in order of its tokens. If
-    /// the device fails, every request of the step ends with [`FinishReason::Device`].
+    /// the device fails, every request of the step ends with [`FinishReason::Device`]; if the guard finds it wrong, every request.
     pub fn step(&mut self) -> Vec<Output> {
         let begin = Instant::now();
         let mut outputs = Vec::new();
@@ -246,10 +261,13 @@ impl Engine {
         let parts = self.plan(&mut outputs);
         self.stats.plan_seconds += begin.elapsed().as_secs_f64();
         for part in parts {
-            self.compute(&part, &mut outputs);
+            if !self.guard.is_tainted() {
+                self.compute(&part, &mut outputs);
+            }
         }
         self.retire();
         self.sweep();
+        self.forget_tainted();
         // Stable: the tokens of one request stay in order.
         outputs.sort_by_key(|output| output.id);
         for output in &outputs {

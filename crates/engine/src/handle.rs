@@ -5,7 +5,9 @@
 //! - a receiver ends with an output that has a finish reason, unless it is dropped before: that cancels the request, and its
 //!   blocks are free after at most one more step;
 //! - an idle engine's thread sleeps in its channel and uses no CPU;
-//! - a failing device ends requests ([`FinishReason::Device`](crate::FinishReason::Device)), not the thread.
+//! - a failing device ends requests ([`FinishReason::Device`](crate::FinishReason::Device)), not the thread;
+//! - requests can be taken from an engine that does not answer ([`EngineHandle::abandon`]): their ends are told by whoever
+//!   does that, and the engine finds nobody to tell when it wakes up.
 //!
 //! The channel of outputs is unbounded, but holds at most one output for each token that the request may come to and is read
 //! by a task that has nothing else to do; a bounded one would let a slow reader hold up every other request.
@@ -13,7 +15,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,7 +25,7 @@ use qwen_models::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::stats::EngineStats;
-use crate::{Engine, EngineError, Limits, Output, Prepared, Preparer, Request, RequestId};
+use crate::{Engine, EngineError, FinishReason, Limits, Output, Prepared, Preparer, Request, RequestId};
 
 /// Outputs of one request; dropping it cancels the request.
 pub type Outputs = UnboundedReceiver<Output>;
@@ -49,6 +51,9 @@ pub enum SubmitError {
     /// The engine's thread has ended.
     #[error("the engine has stopped")]
     Stopped,
+    /// Every device is out of order.
+    #[error("no device is in order now: each is in quarantine until a test of it succeeds; try again later")]
+    Unavailable,
 }
 
 /// What a model is, for whoever speaks to its engine.
@@ -78,14 +83,18 @@ pub struct Progress {
 }
 
 enum Command {
-    Submit(Box<Prepared>, RequestId, UnboundedSender<Output>),
+    Submit(Box<Prepared>, RequestId),
     Cancel(RequestId),
     CancelAll,
     Call(Box<dyn FnOnce(&mut Engine) + Send>),
 }
 
+/// Where outputs go; none once the engine's thread has ended.
+type Sinks = Option<HashMap<RequestId, UnboundedSender<Output>>>;
+
 struct Shared {
-    about: About,
+    about: Arc<About>,
+    sinks: Mutex<Sinks>,
     preparer: Preparer,
     stats: Mutex<EngineStats>,
     next_id: AtomicU64,
@@ -99,6 +108,10 @@ struct Shared {
 }
 
 impl Shared {
+    fn sinks(&self) -> MutexGuard<'_, Sinks> {
+        self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn mark_progress(&self) {
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_progress.store(now, Ordering::Relaxed);
@@ -125,9 +138,10 @@ impl EngineHandle {
     /// # Errors
     /// If no thread can be started.
     pub fn spawn(mut engine: Engine, max_in_flight: usize) -> std::io::Result<(Self, JoinHandle<()>)> {
-        let about = engine.about();
+        let about = Arc::new(engine.about());
         let shared = Arc::new(Shared {
             about,
+            sinks: Mutex::new(Some(HashMap::new())),
             preparer: engine.preparer(),
             stats: Mutex::new(engine.stats()),
             next_id: AtomicU64::new(1),
@@ -139,7 +153,7 @@ impl EngineHandle {
             last_progress: AtomicU64::new(0),
         });
         let (commands, inbox) = mpsc::channel();
-        let worker = Worker { engine, shared: Arc::clone(&shared), inbox, sinks: HashMap::new(), open: true };
+        let worker = Worker { engine, shared: Arc::clone(&shared), inbox, open: true };
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || worker.run())?;
         Ok((Self { shared, commands }, thread))
     }
@@ -153,13 +167,23 @@ impl EngineHandle {
         if self.is_draining() {
             return Err(SubmitError::Draining);
         }
+        self.submit_within(request, self.shared.max_in_flight)
+    }
+
+    /// As [`EngineHandle::submit`], for a request that was accepted before, elsewhere: it is taken however many there are, and
+    /// while the engine drains.
+    pub(crate) fn submit_again(&self, request: Request) -> Result<(RequestId, Outputs), SubmitError> {
+        self.submit_within(request, usize::MAX)
+    }
+
+    fn submit_within(&self, request: Request, limit: usize) -> Result<(RequestId, Outputs), SubmitError> {
         // Taken before the work of preparing, so that a flood is refused cheaply.
-        let place = Place::take(&self.shared)?;
+        let place = Place::take(&self.shared, limit)?;
         let prepared = self.shared.preparer.prepare(request)?;
         let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
         let (sink, outputs) = unbounded_channel();
-        let command = Command::Submit(Box::new(prepared), id, sink);
-        self.commands.send(command).map_err(|_| SubmitError::Stopped)?;
+        self.shared.sinks().as_mut().ok_or(SubmitError::Stopped)?.insert(id, sink);
+        self.commands.send(Command::Submit(Box::new(prepared), id)).map_err(|_| SubmitError::Stopped)?;
         // The worker gives the place back when the request ends.
         std::mem::forget(place);
         Ok((id, outputs))
@@ -192,6 +216,17 @@ impl EngineHandle {
         let _ = self.commands.send(Command::CancelAll);
     }
 
+    /// Ends every request now, whether or not the engine answers; it drops them when it does.
+    pub(crate) fn abandon(&self, reason: &str) {
+        let sinks = self.shared.sinks().as_mut().map(std::mem::take).unwrap_or_default();
+        self.shared.in_flight.fetch_sub(sinks.len(), Ordering::AcqRel);
+        for (id, sink) in sinks {
+            // A reader that is gone needs no end.
+            let _ = sink.send(Output::end(id, FinishReason::Device(reason.to_owned())));
+        }
+        self.cancel_all();
+    }
+
     /// Takes no new requests from now on; those in flight are finished.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::Release);
@@ -211,7 +246,7 @@ impl EngineHandle {
 
     /// Config, tokenizer, template, limits.
     #[must_use]
-    pub fn about(&self) -> &About {
+    pub fn about(&self) -> &Arc<About> {
         &self.shared.about
     }
 
@@ -243,8 +278,7 @@ impl EngineHandle {
 struct Place<'a>(&'a Shared);
 
 impl<'a> Place<'a> {
-    fn take(shared: &'a Shared) -> Result<Self, SubmitError> {
-        let limit = shared.max_in_flight;
+    fn take(shared: &'a Shared, limit: usize) -> Result<Self, SubmitError> {
         let taken = shared
             .in_flight
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < limit).then_some(n + 1))
@@ -266,7 +300,6 @@ struct Worker {
     engine: Engine,
     shared: Arc<Shared>,
     inbox: Receiver<Command>,
-    sinks: HashMap<RequestId, UnboundedSender<Output>>,
     /// Whether a handle is left.
     open: bool,
 }
@@ -278,17 +311,20 @@ impl Worker {
             if !self.engine.has_work() {
                 continue;
             }
-            for (id, sink) in &self.sinks {
-                if sink.is_closed() {
-                    self.engine.cancel(*id);
-                }
-            }
+            self.cancel_unread();
             let outputs = self.engine.step();
             self.shared.steps.fetch_add(1, Ordering::Relaxed);
             self.shared.mark_progress();
             self.publish();
-            for output in outputs {
-                self.deliver(output);
+            self.deliver(outputs);
+        }
+    }
+
+    /// Ends what nobody reads any more.
+    fn cancel_unread(&mut self) {
+        for (id, sink) in self.shared.sinks().iter().flatten() {
+            if sink.is_closed() {
+                self.engine.cancel(*id);
             }
         }
     }
@@ -306,18 +342,16 @@ impl Worker {
                 Err(TryRecvError::Disconnected) => return self.open = false,
             };
             match command {
-                Command::Submit(prepared, id, sink) => {
-                    self.sinks.insert(id, sink);
-                    self.engine.enqueue(*prepared, id);
+                Command::Submit(prepared, id) => {
+                    // It may have been taken away again before it came here.
+                    if self.shared.sinks().as_ref().is_some_and(|sinks| sinks.contains_key(&id)) {
+                        self.engine.enqueue(*prepared, id);
+                    }
                 }
                 Command::Cancel(id) => {
                     self.engine.cancel(id);
                 }
-                Command::CancelAll => {
-                    for id in self.sinks.keys() {
-                        self.engine.cancel(*id);
-                    }
-                }
+                Command::CancelAll => self.engine.cancel_all(),
                 Command::Call(job) => {
                     job(&mut self.engine);
                     self.publish();
@@ -330,18 +364,25 @@ impl Worker {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.engine.stats();
     }
 
-    fn deliver(&mut self, output: Output) {
-        let (id, ended) = (output.id, output.finish.is_some());
-        if ended {
-            // First, so that whoever reads the last output finds the place free.
-            self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+    fn deliver(&self, outputs: Vec<Output>) {
+        let mut sinks = self.shared.sinks();
+        let Some(sinks) = sinks.as_mut() else { return };
+        for output in outputs {
+            // A reader that is gone is noticed before the next step; one that was taken away has been told.
+            if output.finish.is_none() {
+                let _ = sinks.get(&output.id).map(|sink| sink.send(output));
+            } else if let Some(sink) = sinks.remove(&output.id) {
+                // First, so that whoever reads the last output finds the place free.
+                self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+                let _ = sink.send(output);
+            }
         }
-        if let Some(sink) = self.sinks.get(&id) {
-            // A reader that is gone is noticed before the next step.
-            let _ = sink.send(output);
-        }
-        if ended {
-            self.sinks.remove(&id);
-        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Whoever still waits sees the end of the channel.
+        *self.shared.sinks() = None;
     }
 }

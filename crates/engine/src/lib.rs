@@ -16,6 +16,8 @@ mod compute;
 pub mod constraint;
 mod engine;
 mod error;
+mod fleet;
+mod guard;
 mod handle;
 mod kv_map;
 mod load;
@@ -30,9 +32,12 @@ mod sequence;
 mod speculate;
 mod stats;
 mod stop;
+mod topology;
 
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
+pub use fleet::{Build, Fleet, FleetError, FleetOptions, FleetOutputs, Instance, InstanceReport, Trust};
+pub use guard::{GuardOptions, KnownAnswer, is_no_room};
 pub use handle::{About, EngineHandle, Outputs, Progress, SubmitError};
 pub use kv_map::{KvMap, KvState};
 pub use load::{DEFAULT_SEQ_LEN, LoadOptions, LoadStage, LoadedModel, compile, explain, op_differences};
@@ -50,3 +55,4 @@ pub use sampling::{Logprobs, Sampled, Sampler, SamplingParams, Scratch, TokenLog
 pub use speculate::Speculation;
 pub use stats::{EngineStats, STEP_TOKENS_BOUNDS};
 pub use stop::{Released, StopWatch};
+pub use topology::{Distance, Place, Topology};

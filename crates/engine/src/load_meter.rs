@@ -3,7 +3,7 @@
 //! In: what each step computed and how long it took. Out: utilisations, the hardware load index (HLI = 0.6 x compute + 0.4 x
 //! bandwidth), and a budget of prompt tokens for the next step. Utilisation is what the step's mathematics needs at least, over
 //! what the device does at most in the time it took; the device's rates come from whoever probed it, or else are the best that
-//! steps have reached so far. Steps of generating sequences alone say what a token costs them; what a step with prompts takes
+//! steps have reached so far; a rate that steps exceed was measured on a bad day, and what they reach counts from then on. Steps of generating sequences alone say what a token costs them; what a step with prompts takes
 //! longer is the prompts' price. The budget keeps a step within the target for the time per output token:
 //! - below an HLI of 0.7, merging costs little: the whole target may be used;
 //! - above 0.85 the device has nothing to give: half the room above a step without prompts;
@@ -75,6 +75,8 @@ pub(crate) struct LoadMeter {
     bandwidth: Mean,
     /// The best rates of all steps so far, for a device whose rates are unknown.
     best: (f64, f64),
+    /// How many times as much as the rates say steps have reached; at least 1.
+    beyond: (f64, f64),
     until_look: u32,
 }
 
@@ -88,6 +90,7 @@ impl LoadMeter {
             compute: Mean::default(),
             bandwidth: Mean::default(),
             best: (0.0, 0.0),
+            beyond: (1.0, 1.0),
             until_look: 0,
         }
     }
@@ -117,7 +120,12 @@ impl LoadMeter {
         self.best.0 = self.best.0.max(bytes / step.seconds);
         self.best.1 = self.best.1.max(operations / step.seconds);
         let (read, multiply) = match self.rates {
-            Some(rates) => (bytes / rates.read_bytes, multiply_seconds(&rates, &cost)),
+            Some(rates) => {
+                let (read, multiply) = (bytes / rates.read_bytes, multiply_seconds(&rates, &cost));
+                self.beyond.0 = self.beyond.0.max(read / step.seconds);
+                self.beyond.1 = self.beyond.1.max(multiply / step.seconds);
+                (read / self.beyond.0, multiply / self.beyond.1)
+            }
             None => (bytes / self.best.0.max(1.0), operations / self.best.1.max(1.0)),
         };
         self.bandwidth.add((read / step.seconds).min(1.0));
@@ -204,6 +212,18 @@ mod tests {
             meter.observe(step(0, 1, 0.02), Some(cost(1000, 10)));
         }
         assert!((meter.hli() - 0.5).abs() < 1e-3, "{}", meter.hli());
+    }
+
+    #[test]
+    fn rates_that_steps_exceed_are_raised() {
+        let mut meter = LoadMeter::new(Some(RATES), None);
+        let cost = |bytes| Cost { weight_bytes: bytes, ..Cost::default() };
+        meter.observe(step(0, 1, 0.01), Some(cost(40_000_000)));
+        assert!((meter.bandwidth_utilisation() - 1.0).abs() < 1e-9);
+        for _ in 0..50 {
+            meter.observe(step(0, 1, 0.01), Some(cost(10_000_000)));
+        }
+        assert!((meter.bandwidth_utilisation() - 0.25).abs() < 1e-3, "{}", meter.bandwidth_utilisation());
     }
 
     #[test]

@@ -121,6 +121,10 @@ impl<T: Waiting> Queue<T> {
         self.lines.values().flatten().any(condition)
     }
 
+    pub(crate) fn each(&self, visit: impl FnMut(&T)) {
+        self.lines.values().flatten().for_each(visit);
+    }
+
     /// Takes out what fulfils a condition.
     pub(crate) fn take_if(&mut self, mut condition: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut taken = Vec::new();

@@ -127,6 +127,21 @@ pub struct Output {
     pub timings: Option<RequestTimings>,
 }
 
+impl Output {
+    /// The last output of a request of which nothing more is known.
+    pub(crate) const fn end(id: RequestId, finish: FinishReason) -> Self {
+        Self {
+            id,
+            token: None,
+            text: String::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+            finish: Some(finish),
+            timings: None,
+        }
+    }
+}
+
 /// Where the time of a request went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestTimings {

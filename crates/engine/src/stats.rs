@@ -46,6 +46,12 @@ pub struct EngineStats {
     pub corrupted: u64,
     /// Steps that the device failed to compute.
     pub device_errors: u64,
+    /// Steps of which a row was computed twice to be compared.
+    pub guard_checks: u64,
+    /// Of these, steps that were not equal.
+    pub guard_mismatches: u64,
+    /// Seconds of these checks.
+    pub guard_seconds: f64,
     /// Steps.
     pub steps: u64,
     /// Seconds of all steps: the four parts below and what is around them.
@@ -104,6 +110,71 @@ impl EngineStats {
             F::Deadline => self.finished_deadline += 1,
             F::Logits(_) | F::Error(_) | F::Device(_) => self.finished_error += 1,
         }
+    }
+
+    /// The figures of several engines as one: sums of what is counted and held, means of shares (of those at work, if any is),
+    /// the latest and longest of what belongs to one step.
+    #[must_use]
+    pub fn together(all: impl IntoIterator<Item = Self>) -> Self {
+        let all: Vec<Self> = all.into_iter().collect();
+        let mut sum = all.iter().fold(Self::default(), |sum, one| one.after(sum));
+        let busy: Vec<&Self> = all.iter().filter(|one| one.running > 0).collect();
+        let looked = if busy.is_empty() { all.iter().collect() } else { busy };
+        let mean =
+            |of: &dyn Fn(&Self) -> f64| looked.iter().map(|one| of(one)).sum::<f64>() / looked.len().max(1) as f64;
+        sum.compute_utilisation = mean(&|one| one.compute_utilisation);
+        sum.bandwidth_utilisation = mean(&|one| one.bandwidth_utilisation);
+        sum.hli = mean(&|one| one.hli);
+        let held = |of: &dyn Fn(&Self) -> usize| all.iter().map(of).sum();
+        (sum.waiting, sum.running, sum.max_sequences) =
+            (held(&|one| one.waiting), held(&|one| one.running), held(&|one| one.max_sequences));
+        let blocks = |of: &dyn Fn(&Self) -> u32| all.iter().map(of).fold(0, u32::saturating_add);
+        (sum.blocks_total, sum.blocks_used, sum.blocks_cached) =
+            (blocks(&|one| one.blocks_total), blocks(&|one| one.blocks_used), blocks(&|one| one.blocks_cached));
+        let most = |of: &dyn Fn(&Self) -> u32| all.iter().map(of).max().unwrap_or(0);
+        (sum.last_step_tokens, sum.last_step_sequences, sum.prefill_budget) =
+            (most(&|one| one.last_step_tokens), most(&|one| one.last_step_sequences), most(&|one| one.prefill_budget));
+        sum.last_step_seconds = all.iter().map(|one| one.last_step_seconds).fold(0.0, f64::max);
+        sum
+    }
+
+    /// What is now, with everything that an earlier engine of the device had counted.
+    #[must_use]
+    pub fn after(&self, earlier: Self) -> Self {
+        let mut sum = *self;
+        let counters: [(&mut u64, u64); 19] = [
+            (&mut sum.prefix_query_tokens, earlier.prefix_query_tokens),
+            (&mut sum.prefix_hit_tokens, earlier.prefix_hit_tokens),
+            (&mut sum.preemptions, earlier.preemptions),
+            (&mut sum.prompt_tokens, earlier.prompt_tokens),
+            (&mut sum.generated_tokens, earlier.generated_tokens),
+            (&mut sum.finished_stop, earlier.finished_stop),
+            (&mut sum.finished_length, earlier.finished_length),
+            (&mut sum.finished_cancelled, earlier.finished_cancelled),
+            (&mut sum.finished_deadline, earlier.finished_deadline),
+            (&mut sum.finished_error, earlier.finished_error),
+            (&mut sum.corrupted, earlier.corrupted),
+            (&mut sum.device_errors, earlier.device_errors),
+            (&mut sum.guard_checks, earlier.guard_checks),
+            (&mut sum.guard_mismatches, earlier.guard_mismatches),
+            (&mut sum.steps, earlier.steps),
+            (&mut sum.computed_tokens, earlier.computed_tokens),
+            (&mut sum.drafts, earlier.drafts),
+            (&mut sum.draft_tokens, earlier.draft_tokens),
+            (&mut sum.accepted_tokens, earlier.accepted_tokens),
+        ];
+        counters.into_iter().for_each(|(now, before)| *now += before);
+        let seconds: [(&mut f64, f64); 6] = [
+            (&mut sum.guard_seconds, earlier.guard_seconds),
+            (&mut sum.step_seconds, earlier.step_seconds),
+            (&mut sum.plan_seconds, earlier.plan_seconds),
+            (&mut sum.forward_seconds, earlier.forward_seconds),
+            (&mut sum.sample_seconds, earlier.sample_seconds),
+            (&mut sum.mask_seconds, earlier.mask_seconds),
+        ];
+        seconds.into_iter().for_each(|(now, before)| *now += before);
+        sum.step_tokens.iter_mut().zip(earlier.step_tokens).for_each(|(now, before)| *now += before);
+        sum
     }
 
     /// Share of the KV cache's blocks that running requests hold, 0 to 1.

@@ -1,6 +1,7 @@
 //! What every request passes first: an id, the host check, the key; and what every response gets: the id, security headers,
 //! a line in the log.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,9 +15,13 @@ use crate::Server;
 use crate::error::{ApiError, Kind};
 use crate::openai::new_id;
 
-/// Id of a request, in logs and in the response.
+/// Id of a request, in logs and in the response, and the address of this machine that it came in by.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestId(pub(crate) String);
+pub(crate) struct RequestId(pub(crate) String, pub(crate) Option<IpAddr>);
+
+/// The address of this machine that a connection came in by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LocalAddress(pub(crate) IpAddr);
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const IGNORED: HeaderName = HeaderName::from_static("x-ignored-parameters");
@@ -49,7 +54,8 @@ pub(crate) async fn pass(State(server): State<Arc<Server>>, mut request: Request
     let (mut response, name) = match identify(&server, &request, &path) {
         Ok(client) => {
             let name = client.name.clone();
-            request.extensions_mut().insert(RequestId(id.clone()));
+            let by = request.extensions().get::<LocalAddress>().map(|address| address.0);
+            request.extensions_mut().insert(RequestId(id.clone(), by));
             request.extensions_mut().insert(client);
             (next.run(request).await, name)
         }

@@ -1,18 +1,20 @@
 //! From a job to a stream of outputs: submission, merging of several answers, accounting. Dropping a [`Running`] cancels all
 //! that it stands for.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream, SelectAll};
 use qwen_engine::{
-    ClientKey, Constraint, EngineHandle, FinishReason, Logprobs, Output, Request, SamplingParams, SubmitError,
+    ClientKey, Constraint, FinishReason, Fleet, FleetOutputs, Logprobs, Output, Request, SamplingParams, SubmitError,
 };
 
 use crate::Server;
 use crate::answer::{AnswerParser, ParserOptions, Piece, Whole};
 use crate::error::{ApiError, Kind};
+use crate::gate::RequestId;
 use crate::keys::{Client, Place};
 
 /// What is to be generated.
@@ -34,8 +36,8 @@ pub(crate) struct Job {
     pub salt: u64,
     /// How answers are read.
     pub parser: ParserOptions,
-    /// Id for logs.
-    pub request_id: String,
+    /// Id for logs, and where it came in.
+    pub request_id: RequestId,
 }
 
 /// Tokens that were computed.
@@ -120,13 +122,13 @@ pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) 
     let model = server.admit(None)?;
     let begun = Instant::now();
     let requests = requests(server, client, &job, begun);
-    let engine = model.engine.clone();
+    let (engine, by) = (model.engine.clone(), job.request_id.1);
     let outputs = if job.constraint.is_some() {
         // Compiling a grammar may take as long as its budget.
-        let submitted = tokio::task::spawn_blocking(move || submit(&engine, requests)).await;
+        let submitted = tokio::task::spawn_blocking(move || submit(&engine, requests, by)).await;
         submitted.map_err(|_| ApiError::new(Kind::Internal, "the grammar's compiler failed"))??
     } else {
-        submit(&engine, requests)?
+        submit(&engine, requests, by)?
     };
     let choices = outputs.len();
     let parser = AnswerParser::new(job.parser.clone());
@@ -136,8 +138,9 @@ pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) 
     server.metrics.started(&job.sampling, job.n);
     Ok(Running {
         server: Arc::clone(server),
-        outputs: stream::select_all(outputs.into_iter().enumerate().map(|(choice, mut receiver)| {
-            stream::poll_fn(move |context| receiver.poll_recv(context)).map(move |output| (choice, output)).boxed()
+        outputs: stream::select_all(outputs.into_iter().enumerate().map(|(choice, answer)| {
+            let next = |mut answer: FleetOutputs| async move { Some((answer.recv().await?, answer)) };
+            stream::unfold(answer, next).map(move |output| (choice, output)).boxed()
         })),
         choices: std::iter::repeat_with(new).take(choices).collect(),
         open: choices,
@@ -146,7 +149,7 @@ pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) 
         tokens: Tokens { prompt, ..Tokens::default() },
         place,
         client: client.name.clone(),
-        request_id: job.request_id,
+        request_id: job.request_id.0,
     })
 }
 
@@ -171,9 +174,9 @@ fn requests(server: &Server, client: &Client, job: &Job, begun: Instant) -> Vec<
     requests
 }
 
-fn submit(engine: &EngineHandle, requests: Vec<Request>) -> Result<Vec<qwen_engine::Outputs>, SubmitError> {
-    // Receivers of a job that is refused half way are dropped, which cancels what was submitted.
-    requests.into_iter().map(|request| engine.submit(request).map(|(_, outputs)| outputs)).collect()
+fn submit(engine: &Fleet, requests: Vec<Request>, by: Option<IpAddr>) -> Result<Vec<FleetOutputs>, SubmitError> {
+    // Answers of a job that is refused half way are dropped, which cancels what was submitted.
+    requests.into_iter().map(|request| engine.submit(request, by)).collect()
 }
 
 impl Running {

@@ -39,7 +39,7 @@ mod warmup;
 
 use std::sync::{Arc, OnceLock};
 
-use qwen_engine::{EngineHandle, SamplingParams};
+use qwen_engine::{Fleet, SamplingParams};
 
 use crate::answer::{Thinking, ToolFormat};
 use crate::error::{ApiError, Kind};
@@ -60,18 +60,40 @@ pub struct DeviceReport {
     pub title: String,
     /// `cpu`, `gpu`, `npu`, `simulated` or `null`: figures of a simulated one are modelled, a null one computes nothing.
     pub kind: String,
-    /// `ok`, `degraded`, `lost` or `unknown`.
+    /// What the device says of itself: `ok`, `degraded`, `throttled`, `unresponsive`, `lost`, or `unknown` if it says nothing.
     pub status: String,
+    /// How far its results are trusted: `healthy`, `suspect` (being tested), `quarantined` (gets no requests) or `retested` (on
+    /// probation).
+    pub trust: String,
+    /// Why its results were in doubt the last time.
+    pub reason: Option<String>,
     /// Degrees Celsius.
     pub temperature: Option<f64>,
-    /// Percent of its compute in use.
+    /// Percent of its compute in use, as the device says.
     pub compute_util: Option<f64>,
     /// Percent of its memory in use.
     pub memory_util: Option<f64>,
-    /// Errors since the program started.
+    /// Watts, as the device says.
+    pub power: Option<f64>,
+    /// Errors since the program started: steps that failed or were wrong, failed tests, and memory errors that the device
+    /// could not correct.
     pub error_count: u64,
-    /// When it was last reset, in UTC.
+    /// When it was last opened anew, in UTC; null if it was not since the program started.
     pub last_reset_time: Option<String>,
+    /// Percent of its compute that the last steps needed at least.
+    pub step_compute_util: f64,
+    /// Percent of its memory bandwidth that the last steps needed at least.
+    pub step_bandwidth_util: f64,
+    /// Hardware load index, 0 to 1: 0.6 x compute + 0.4 x bandwidth, of steps.
+    pub hli: f64,
+    /// What steps are compared with.
+    pub rates: String,
+    /// Requests at work or waiting.
+    pub in_flight: usize,
+    /// Times that it came into quarantine.
+    pub quarantines: u64,
+    /// Tests by known answers.
+    pub known_answer_tests: u64,
 }
 
 /// Asks the devices how they are.
@@ -97,8 +119,8 @@ pub type DispatchProbe = Arc<dyn Fn() -> Vec<DispatchReport> + Send + Sync>;
 pub struct ServedModel {
     /// Names that requests may use; answers carry the first.
     pub names: Vec<String>,
-    /// The way to its engine.
-    pub engine: EngineHandle,
+    /// The way to its engines.
+    pub engine: Fleet,
     /// Sampling where a request says nothing.
     pub defaults: SamplingParams,
     /// How it writes calls of tools.

@@ -9,10 +9,10 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use qwen_engine::{EngineStats, FinishReason, RequestTimings, SamplingParams};
+use qwen_engine::{FinishReason, InstanceReport, RequestTimings, SamplingParams, Trust};
 
 use crate::recent::Recent;
 use crate::{DeviceReport, Server};
@@ -156,21 +156,21 @@ impl Metrics {
     }
 }
 
-/// All figures in the text form of OpenMetrics.
+/// All figures in the text form of OpenMetrics. Those of engines carry the number of the engine, which is that of its device.
 pub(crate) fn render(server: &Server) -> Result<String, std::fmt::Error> {
     let metrics = &server.metrics;
     let model = server.model().ok();
     let name = model.and_then(|model| model.names.first().cloned()).unwrap_or_default();
     let mut registry = Registry::default();
-    let labels = [("model_name".into(), name.into()), ("engine".into(), "0".into())];
+    let labels = [("model_name".into(), name.into())];
     let registry_of_model = registry.sub_registry_with_labels(labels.into_iter());
     metrics.histograms.register(registry_of_model);
     registry_of_model.register("vllm:request_success", "Answers by how they ended", metrics.finished.clone());
     registry_of_model.register("qwen:http_responses", "Responses by path and status", metrics.responses.clone());
     let snapshot = Snapshot {
-        stats: model.map(|model| model.engine.stats()).unwrap_or_default(),
+        instances: model.map(|model| model.engine.instances()).unwrap_or_default(),
+        moved: model.map_or(0, |model| model.engine.moved()),
         stalled: model.map_or(0.0, |model| model.engine.progress().stalled.as_secs_f64()),
-        in_flight: model.map_or(0, |model| model.engine.progress().in_flight),
         abandoned: metrics.abandoned.load(Ordering::Relaxed),
         connections: metrics.connections.load(Ordering::Relaxed),
         devices: model.map(|model| (model.devices)()).unwrap_or_default(),
@@ -183,9 +183,9 @@ pub(crate) fn render(server: &Server) -> Result<String, std::fmt::Error> {
 
 #[derive(Debug)]
 struct Snapshot {
-    stats: EngineStats,
+    instances: Vec<InstanceReport>,
+    moved: u64,
     stalled: f64,
-    in_flight: usize,
     abandoned: u64,
     connections: u64,
     devices: Vec<DeviceReport>,
@@ -196,28 +196,86 @@ struct DeviceLabel {
     device: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EngineLabel {
+    engine: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TrustLabel {
+    device: String,
+    trust: &'static str,
+}
+
+type Gauges<L> = Family<L, Gauge<f64, AtomicU64>>;
+/// Name, help, value.
+type Figure<T> = (&'static str, &'static str, fn(&T) -> f64);
+
+/// What engines hold now.
+const ENGINE_GAUGES: &[Figure<InstanceReport>] = &[
+    ("vllm:num_requests_running", "Requests that take part in steps", |i| i.stats.running as f64),
+    ("vllm:num_requests_waiting", "Requests that wait to start", |i| i.stats.waiting as f64),
+    ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1", |i| i.stats.kv_utilisation()),
+    ("qwen:requests_in_flight", "Requests that the engine has taken and not ended", |i| i.in_flight as f64),
+    ("qwen:kv_blocks_total", "Blocks of the cache", |i| i.stats.blocks_total.into()),
+    ("qwen:kv_blocks_used", "Blocks that requests hold", |i| i.stats.blocks_used.into()),
+    ("qwen:kv_blocks_cached", "Free blocks that hold reusable prefixes", |i| i.stats.blocks_cached.into()),
+    ("qwen:hli", "Hardware load index: 0.6 x compute + 0.4 x bandwidth, each 0 to 1", |i| i.stats.hli),
+    ("qwen:compute_utilisation", "Share of the device's compute in use, 0 to 1", |i| i.stats.compute_utilisation),
+    ("qwen:bandwidth_utilisation", "Share of the memory bandwidth in use, 0 to 1", |i| i.stats.bandwidth_utilisation),
+    ("qwen:prefill_budget_tokens", "Prompt tokens that a step takes beside answers", |i| i.stats.prefill_budget.into()),
+    ("qwen:last_step_seconds", "Duration of the last step", |i| i.stats.last_step_seconds),
+    ("qwen:last_step_tokens", "Tokens of the last step", |i| i.stats.last_step_tokens.into()),
+];
+
+/// What engines have counted.
+const ENGINE_COUNTERS: &[Figure<InstanceReport>] = &[
+    ("vllm:prompt_tokens", "Prompt tokens of requests that started", |i| i.stats.prompt_tokens as f64),
+    ("vllm:generation_tokens", "Generated tokens", |i| i.stats.generated_tokens as f64),
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", |i| {
+        i.stats.prefix_query_tokens as f64
+    }),
+    ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", |i| i.stats.prefix_hit_tokens as f64),
+    ("vllm:num_preemptions", "Requests that gave their memory away", |i| i.stats.preemptions as f64),
+    ("vllm:spec_decode_num_drafts", "Drafts by prompt lookup", |i| i.stats.drafts as f64),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens of drafts", |i| i.stats.draft_tokens as f64),
+    ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that the model chose too", |i| {
+        i.stats.accepted_tokens as f64
+    }),
+    ("vllm:corrupted_requests", "Rows of logits with NaN or infinity", |i| i.stats.corrupted as f64),
+    ("qwen:device_errors", "Steps that the device failed to compute", |i| i.stats.device_errors as f64),
+    ("qwen:guard_checks", "Steps of which a row was computed twice", |i| i.stats.guard_checks as f64),
+    ("qwen:guard_mismatches", "Of these, steps that were not equal", |i| i.stats.guard_mismatches as f64),
+    ("qwen:guard_seconds", "Time of these checks", |i| i.stats.guard_seconds),
+    ("qwen:known_answer_tests", "Tests of the device by known answers", |i| i.tests as f64),
+    ("qwen:known_answer_failures", "Of these, tests that failed", |i| i.failed_tests as f64),
+    ("qwen:quarantines", "Times that the device came into quarantine", |i| i.quarantines as f64),
+    ("qwen:steps", "Steps", |i| i.stats.steps as f64),
+    ("qwen:computed_tokens", "Tokens computed in steps", |i| i.stats.computed_tokens as f64),
+    ("qwen:step_seconds", "Time of steps", |i| i.stats.step_seconds),
+    ("qwen:plan_seconds", "Time of planning steps", |i| i.stats.plan_seconds),
+    ("qwen:forward_seconds", "Time of the model", |i| i.stats.forward_seconds),
+    ("qwen:sample_seconds", "Time of choosing tokens", |i| i.stats.sample_seconds),
+    ("qwen:mask_seconds", "Time of grammars", |i| i.stats.mask_seconds),
+];
+
 impl prometheus_client::collector::Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let s = &self.stats;
-        let count = |n: usize| n as f64;
+        for (name, help, value) in ENGINE_GAUGES {
+            let gauges = Gauges::default();
+            for (engine, instance) in self.instances.iter().enumerate() {
+                gauges.get_or_create(&EngineLabel { engine }).set(value(instance));
+            }
+            gauges.encode(encoder.encode_descriptor(name, help, None, gauges.metric_type())?)?;
+        }
+        for (name, help, value) in ENGINE_COUNTERS {
+            let counters: Family<EngineLabel, Counter<f64, AtomicU64>> = Family::default();
+            for (engine, instance) in self.instances.iter().enumerate() {
+                counters.get_or_create(&EngineLabel { engine }).inc_by(value(instance));
+            }
+            counters.encode(encoder.encode_descriptor(name, help, None, counters.metric_type())?)?;
+        }
         let gauges = [
-            ("vllm:num_requests_running", "Requests that take part in steps", count(s.running)),
-            ("vllm:num_requests_waiting", "Requests that wait to start", count(s.waiting)),
-            ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1", s.kv_utilisation()),
-            ("qwen:requests_in_flight", "Requests that the engine has taken and not ended", count(self.in_flight)),
-            ("qwen:kv_blocks_total", "Blocks of the cache", f64::from(s.blocks_total)),
-            ("qwen:kv_blocks_used", "Blocks that requests hold", f64::from(s.blocks_used)),
-            ("qwen:kv_blocks_cached", "Free blocks that hold reusable prefixes", f64::from(s.blocks_cached)),
-            ("qwen:hli", "Hardware load index: 0.6 x compute + 0.4 x bandwidth, each 0 to 1", s.hli),
-            ("qwen:compute_utilisation", "Share of the device's compute in use, 0 to 1", s.compute_utilisation),
-            ("qwen:bandwidth_utilisation", "Share of the memory bandwidth in use, 0 to 1", s.bandwidth_utilisation),
-            (
-                "qwen:prefill_budget_tokens",
-                "Prompt tokens that a step takes beside answers",
-                f64::from(s.prefill_budget),
-            ),
-            ("qwen:last_step_seconds", "Duration of the last step", s.last_step_seconds),
-            ("qwen:last_step_tokens", "Tokens of the last step", f64::from(s.last_step_tokens)),
             ("qwen:stalled_seconds", "Time since the last step while there is work", self.stalled),
             ("qwen:http_connections", "Open connections", self.connections as f64),
         ];
@@ -226,32 +284,10 @@ impl prometheus_client::collector::Collector for Snapshot {
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
         let counters = [
-            ("vllm:prompt_tokens", "Prompt tokens of requests that started", s.prompt_tokens),
-            ("vllm:generation_tokens", "Generated tokens", s.generated_tokens),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", s.prefix_query_tokens),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", s.prefix_hit_tokens),
-            ("vllm:num_preemptions", "Requests that gave their memory away", s.preemptions),
-            ("vllm:spec_decode_num_drafts", "Drafts by prompt lookup", s.drafts),
-            ("vllm:spec_decode_num_draft_tokens", "Tokens of drafts", s.draft_tokens),
-            ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that the model chose too", s.accepted_tokens),
-            ("vllm:corrupted_requests", "Rows of logits with NaN or infinity", s.corrupted),
-            ("qwen:device_errors", "Steps that the device failed to compute", s.device_errors),
-            ("qwen:steps", "Steps", s.steps),
-            ("qwen:computed_tokens", "Tokens computed in steps", s.computed_tokens),
             ("qwen:abandoned", "Answers whose client went away", self.abandoned),
+            ("qwen:reexecuted_requests", "Requests that went on after their device failed", self.moved),
         ];
         for (name, help, value) in counters {
-            let counter = ConstCounter::new(value);
-            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
-        }
-        let seconds = [
-            ("qwen:step_seconds", "Time of steps", s.step_seconds),
-            ("qwen:plan_seconds", "Time of planning steps", s.plan_seconds),
-            ("qwen:forward_seconds", "Time of the model", s.forward_seconds),
-            ("qwen:sample_seconds", "Time of choosing tokens", s.sample_seconds),
-            ("qwen:mask_seconds", "Time of grammars", s.mask_seconds),
-        ];
-        for (name, help, value) in seconds {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
@@ -262,15 +298,15 @@ impl prometheus_client::collector::Collector for Snapshot {
 impl Snapshot {
     fn encode_devices(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         type Figure = fn(&DeviceReport) -> Option<f64>;
-        let figures: [(&str, &str, Figure); 4] = [
+        let figures: [(&str, &str, Figure); 5] = [
             ("qwen:device_temperature_celsius", "Temperature of a device", |d| d.temperature),
             ("qwen:device_compute_percent", "Compute of a device in use", |d| d.compute_util),
             ("qwen:device_memory_percent", "Memory of a device in use", |d| d.memory_util),
+            ("qwen:device_power_watts", "Power of a device", |d| d.power),
             ("qwen:device_error_count", "Errors of a device", |d| Some(d.error_count as f64)),
         ];
         for (name, help, figure) in figures {
-            let family: Family<DeviceLabel, prometheus_client::metrics::gauge::Gauge<f64, AtomicU64>> =
-                Family::default();
+            let family = Gauges::default();
             for device in &self.devices {
                 if let Some(value) = figure(device) {
                     family.get_or_create(&DeviceLabel { device: device.name.clone() }).set(value);
@@ -278,6 +314,14 @@ impl Snapshot {
             }
             family.encode(encoder.encode_descriptor(name, help, None, family.metric_type())?)?;
         }
-        Ok(())
+        let states = Gauges::default();
+        for instance in &self.instances {
+            for trust in Trust::ALL {
+                let label = TrustLabel { device: instance.name.clone(), trust: trust.name() };
+                states.get_or_create(&label).set(f64::from(u8::from(instance.trust == trust)));
+            }
+        }
+        let help = "How far a device is trusted: 1 for the state that it is in";
+        states.encode(encoder.encode_descriptor("qwen:device_trust", help, None, states.metric_type())?)
     }
 }

@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
+use crate::gate::LocalAddress;
 use crate::life::State;
 use crate::tls::{TlsError, acceptor};
 use crate::{Config, Keys, ServedModel, Server, router, warmup};
@@ -195,10 +196,11 @@ async fn connection(
     tls: Option<TlsAcceptor>,
     watcher: hyper_util::server::graceful::Watcher,
 ) {
+    let local = stream.local_addr().ok().map(|address| LocalAddress(address.ip()));
     match tls {
-        None => answer(server, stream, router, watcher).await,
+        None => answer(server, stream, local, router, watcher).await,
         Some(tls) => match tokio::time::timeout(server.config.header_timeout, tls.accept(stream)).await {
-            Ok(Ok(stream)) => answer(server, stream, router, watcher).await,
+            Ok(Ok(stream)) => answer(server, stream, local, router, watcher).await,
             Ok(Err(error)) => tracing::debug!(%error, "no TLS connection"),
             Err(_) => tracing::debug!("a TLS handshake took too long"),
         },
@@ -208,11 +210,15 @@ async fn connection(
 async fn answer(
     server: &Server,
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    local: Option<LocalAddress>,
     router: Router,
     watcher: hyper_util::server::graceful::Watcher,
 ) {
-    let service = service_fn(move |request: Request<Incoming>| {
+    let service = service_fn(move |mut request: Request<Incoming>| {
         let router = router.clone();
+        if let Some(local) = local {
+            request.extensions_mut().insert(local);
+        }
         async move {
             Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {}))
         }

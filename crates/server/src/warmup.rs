@@ -1,6 +1,6 @@
 //! The warm-up: one-time work (plans of each size, pages, caches of the processor) is done before the first request.
 
-use qwen_engine::{FinishReason, Outputs, Request, SamplingParams};
+use qwen_engine::{FinishReason, FleetOutputs, Request, SamplingParams};
 use qwen_models::tokenizer::EncodeOptions;
 
 use crate::ServedModel;
@@ -11,7 +11,7 @@ use crate::prompt::encode;
 /// Tokens of each answer where many are generated together.
 const TOGETHER_TOKENS: u32 = 4;
 
-/// Computes an answer alone, answers together, and a prompt as long as a step takes.
+/// Computes on each device an answer alone, answers together, and a prompt as long as a step takes.
 pub(crate) async fn run(model: &ServedModel, wanted: &Warmup) -> Result<(), String> {
     let about = model.engine.about();
     let prompt = match &about.tokenizer {
@@ -20,27 +20,32 @@ pub(crate) async fn run(model: &ServedModel, wanted: &Warmup) -> Result<(), Stri
     };
     let room = (about.limits.max_seq_len as usize).saturating_sub(wanted.tokens as usize + 1).max(1);
     let prompt: Vec<u32> = if prompt.is_empty() { vec![0] } else { prompt.into_iter().take(room).collect() };
-    let stats = model.engine.stats();
-    finish(vec![submit(model, prompt.clone(), wanted.tokens)?]).await?;
-    let together = stats.max_sequences.clamp(1, 64);
-    let outputs: Result<Vec<_>, _> =
-        (0..together).map(|_| submit(model, prompt.iter().copied().take(16).collect(), TOGETHER_TOKENS)).collect();
-    finish(outputs?).await?;
-    let longest = (stats.prefill_budget as usize).clamp(1, room);
-    let long: Vec<u32> = prompt.iter().copied().cycle().take(longest).collect();
-    finish(vec![submit(model, long, 1)?]).await
+    for (at, instance) in model.engine.instances().into_iter().enumerate() {
+        if !instance.trust.is_usable() {
+            continue;
+        }
+        finish(vec![submit(model, at, prompt.clone(), wanted.tokens)?]).await?;
+        let few = || prompt.iter().copied().take(16).collect();
+        let together = 0..instance.stats.max_sequences.clamp(1, 64);
+        let answers: Result<Vec<_>, _> = together.map(|_| submit(model, at, few(), TOGETHER_TOKENS)).collect();
+        finish(answers?).await?;
+        let longest = (instance.stats.prefill_budget as usize).clamp(1, room);
+        let long: Vec<u32> = prompt.iter().copied().cycle().take(longest).collect();
+        finish(vec![submit(model, at, long, 1)?]).await?;
+    }
+    Ok(())
 }
 
-fn submit(model: &ServedModel, prompt: Vec<u32>, tokens: u32) -> Result<Outputs, String> {
+fn submit(model: &ServedModel, instance: usize, prompt: Vec<u32>, tokens: u32) -> Result<FleetOutputs, String> {
     let sampling =
         SamplingParams { temperature: 0.0, max_tokens: tokens.max(1), ignore_eos: true, ..model.defaults.clone() };
     // A salt of its own: nothing of the warm-up is found in the prefix cache.
     let salt = new_id("").bytes().fold(1u64, |salt, byte| salt.wrapping_mul(31).wrapping_add(u64::from(byte)));
     let request = Request { cache_salt: salt, ..Request::new(prompt, sampling) };
-    model.engine.submit(request).map(|(_, outputs)| outputs).map_err(|error| error.to_string())
+    model.engine.submit_to(instance, request).map_err(|error| error.to_string())
 }
 
-async fn finish(all: Vec<Outputs>) -> Result<(), String> {
+async fn finish(all: Vec<FleetOutputs>) -> Result<(), String> {
     for mut outputs in all {
         while let Some(output) = outputs.recv().await {
             if let Some(FinishReason::Logits(reason) | FinishReason::Error(reason) | FinishReason::Device(reason)) =

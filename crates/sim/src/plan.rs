@@ -204,6 +204,9 @@ impl Launch {
         let integers = |i: usize| self.integers(i, symbols);
         let (operations, bytes) = clock::work(&self.plan.desc, symbols, &integers);
         work(device, device.model.unit(&self.plan.desc), operations, bytes);
+        if device.settings.nan == Some(count) {
+            self.poison(symbols)?;
+        }
         if device.settings.flip.is_some_and(|every| count.is_multiple_of(every)) {
             self.flip(worker, symbols)?;
         }
@@ -236,6 +239,16 @@ impl Launch {
             Some((0..count as usize).map(|i| unsafe { at.add(i).read_unaligned() }).collect())
         };
         of().unwrap_or_default()
+    }
+
+    /// The first value of the first output becomes one whose bits are all set: of floats, no number.
+    fn poison(&self, symbols: &[i64]) -> Result<(), Failure> {
+        let output = self.plan.desc.outputs.first().zip(self.operands.slices[self.operands.inputs].as_ref());
+        let Some((tensor, slice)) = output else { return Ok(()) };
+        let bytes = tensor.extent(symbols).min(slice.size).min(4);
+        // SAFETY: within the output, which this stream is writing.
+        unsafe { slice.address(bytes)?.write_bytes(0xff, bytes as usize) };
+        Ok(())
     }
 
     /// One bit of the first output becomes another.

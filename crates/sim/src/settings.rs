@@ -9,6 +9,7 @@
 //! | `hang` | this launch does not end until `watchdog_ms`, then its stream fails |
 //! | `watchdog_ms` | 2000 |
 //! | `lost` | at this launch the device is lost |
+//! | `nan` | the result of this launch begins with a value that is no number, and nobody is told |
 //! | `flip` | after every so many launches one bit of a result is another, and nobody is told |
 //! | `slow_link` | the link to the host is so many times slower |
 
@@ -27,6 +28,7 @@ pub(crate) struct Settings {
     pub(crate) hang: Option<u64>,
     pub(crate) watchdog_ms: u64,
     pub(crate) lost: Option<u64>,
+    pub(crate) nan: Option<u64>,
     pub(crate) flip: Option<u64>,
     pub(crate) slow_link: u64,
 }
@@ -41,6 +43,7 @@ impl Default for Settings {
             hang: None,
             watchdog_ms: 2000,
             lost: None,
+            nan: None,
             flip: None,
             slow_link: 1,
         }
@@ -89,12 +92,13 @@ impl Settings {
             "hang" => self.hang = Some(number),
             "watchdog_ms" => self.watchdog_ms = number.min(3_600_000),
             "lost" => self.lost = Some(number),
+            "nan" => self.nan = Some(number),
             "flip" => self.flip = Some(number.max(1)),
             "slow_link" => self.slow_link = number.max(1),
             other => {
                 return Err(Failure::invalid(format!(
-                    "{VARIABLE}: expected seed, delay_us, memory, oom, hang, watchdog_ms, lost, flip or slow_link, found \
-                     {other:?}"
+                    "{VARIABLE}: expected seed, delay_us, memory, oom, hang, watchdog_ms, lost, nan, flip or slow_link, \
+                     found {other:?}"
                 )));
             }
         }

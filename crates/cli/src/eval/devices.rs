@@ -152,7 +152,7 @@ impl OnDevices {
     fn arguments(&self, device: &DeviceName, precision: Precision) -> RuntimeArguments {
         RuntimeArguments {
             place: DeviceArguments {
-                device: device.clone(),
+                device: device.clone().into(),
                 plugins: self.plugins.clone(),
                 max_crossings: u32::MAX,
                 threads: self.threads,

@@ -2,16 +2,17 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use qwen_engine::{DEFAULT_SEQ_LEN, EngineHandle, SamplingParams};
+use qwen_engine::{DEFAULT_SEQ_LEN, Fleet, FleetOptions, GuardOptions, SamplingParams};
 use qwen_models::chat_template::ChatTemplate;
 use qwen_models::tokenizer::Tokenizer;
 use qwen_server::answer::{THINK_BEGIN, THINK_END, ToolFormat};
 use qwen_server::{ServedModel, ThinkingStyle};
 
+use super::devices::{self, Common};
 use super::options::Options;
-use super::watch::{device_report, dispatch_probe};
+use super::watch::dispatch_probe;
 use crate::error::CliError;
 use crate::generation_config::GenerationConfig;
 use crate::model::{self, Wish};
@@ -20,7 +21,7 @@ use crate::plugins;
 /// Requests of the longest context that the cache has room for, where nothing is said.
 const LONGEST_AT_A_TIME: u64 = 4;
 
-/// Loads the model and starts its engine.
+/// Loads the model onto every device and starts the engines.
 pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
     let name = &options.model.model;
     let path = model::resolve(name)?;
@@ -30,17 +31,29 @@ pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
         cached_tokens: Some(options.kv_cache_tokens.unwrap_or(u64::from(longest) * LONGEST_AT_A_TIME)),
         ..Wish::default()
     };
-    let placement = plugins::place(&options.runtime.place, model::file_bytes(&path))?;
-    let load_options = model::options(&options.runtime, &wish);
-    let engine = model::load_on(&path, placement.clone(), &load_options)?;
-    let device = placement.device.clone();
-    let (engine, _) = EngineHandle::spawn(engine, options.max_queue as usize).map_err(CliError::Runtime)?;
+    let common = Common {
+        path: path.clone(),
+        load: model::options(&options.runtime, &wish),
+        guard: options.guard.then(GuardOptions::default),
+    };
+    let place = &options.runtime.place;
+    let topology = devices::topology();
+    let (instances, rates) = devices::instances(place, &common, &topology)?;
+    let fleet = FleetOptions {
+        max_in_flight: options.max_queue as usize,
+        tests: options.guard.then(|| Duration::from_secs_f64(options.guard_interval.max(1.0))),
+        stall: Duration::from_secs_f64(options.stall_timeout.max(1.0)),
+        reference: devices::reference(place, &common),
+        topology,
+        ..FleetOptions::default()
+    };
+    let engine = Fleet::start(instances, fleet)?;
     let about = engine.about();
     let template = about.chat_template.as_deref();
     let tool_format = tool_format(&options.tool_call_parser, template)?;
     let thinking = thinking(&options.reasoning_parser, template, about.tokenizer.as_deref())?;
-    let device_name = options.runtime.place.device.to_string();
-    let dispatch = dispatch_probe(device_name.clone(), path.clone(), placement, load_options);
+    let probed = engine.clone();
+    let dispatch = dispatch_probe(engine.clone(), path.clone(), common.load.clone());
     let names = match options.served_model_name.as_slice() {
         [] => vec![served_name(name)],
         names => names.to_vec(),
@@ -50,8 +63,8 @@ pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
         defaults: GenerationConfig::read(&path).over(SamplingParams::default()),
         tool_format,
         thinking,
-        devices: Arc::new(move || vec![device_report(&device_name, &device)]),
         dispatch,
+        devices: Arc::new(move || devices::reports(&probed, &rates)),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         engine,
     })

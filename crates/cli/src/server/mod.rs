@@ -1,5 +1,6 @@
 //! `qwen-server`: from settings to a running server.
 
+mod devices;
 mod layers;
 mod load;
 mod options;

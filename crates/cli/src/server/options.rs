@@ -69,6 +69,12 @@ pub(super) struct Options {
     /// Most requests in flight, waiting ones included; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Runtime")]
     pub(super) max_queue: u32,
+    /// Look after silent corruption: known-answer tests of each device, and steps computed twice now and then
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set, help_heading = "Devices")]
+    pub(super) guard: bool,
+    /// Seconds between two known-answer tests of a device, at least 1
+    #[arg(long, value_name = "S", default_value_t = 60.0, value_parser = seconds, help_heading = "Devices")]
+    pub(super) guard_interval: f64,
     /// How the KV pool takes memory
     #[arg(long, value_enum, default_value_t = MemoryPoolMode::Balanced, help_heading = "Runtime")]
     pub(super) memory_pool_mode: MemoryPoolMode,

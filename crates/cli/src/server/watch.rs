@@ -1,67 +1,44 @@
-//! What a server tells of its device: how it is, and why which kernels were chosen for it.
+//! What a server tells of its devices' kernels: why which were chosen.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
-use qwen_engine::{LoadOptions, Placement};
-use qwen_hal::{Device, abi};
-use qwen_server::{DeviceReport, DispatchProbe, DispatchReport};
+use qwen_engine::{Fleet, LoadOptions, Placement};
+use qwen_hal::Device;
+use qwen_server::{DispatchProbe, DispatchReport};
 
 use crate::dispatch::{self, Choosers};
 use crate::error::{CliError, sentence};
 
-/// Names of `QHAL_KIND_*`.
-const KINDS: &[(u32, &str)] = &[
-    (abi::QHAL_KIND_CPU, "cpu"),
-    (abi::QHAL_KIND_GPU, "gpu"),
-    (abi::QHAL_KIND_NPU, "npu"),
-    (abi::QHAL_KIND_SIMULATED, "simulated"),
-    (abi::QHAL_KIND_NULL, "null"),
-];
-/// Names of `QHAL_HEALTH_*`.
-const STATES: &[(u32, &str)] = &[
-    (abi::QHAL_HEALTH_OK, "ok"),
-    (abi::QHAL_HEALTH_DEGRADED, "degraded"),
-    (abi::QHAL_HEALTH_THROTTLED, "degraded"),
-    (abi::QHAL_HEALTH_UNRESPONSIVE, "lost"),
-    (abi::QHAL_HEALTH_LOST, "lost"),
-];
+/// A device whose engine does not come to it in so long has no decisions to tell.
+const WAIT: Duration = Duration::from_secs(10);
 
-fn name_of(names: &[(u32, &'static str)], number: u32) -> String {
-    names.iter().find(|(known, _)| *known == number).map_or("unknown", |(_, name)| name).to_owned()
-}
-
-/// State of a device now; what it does not tell is none.
-pub(super) fn device_report(name: &str, device: &Device) -> DeviceReport {
-    let info = device.info();
-    let report = DeviceReport {
-        name: name.to_owned(),
-        title: info.name.clone(),
-        kind: name_of(KINDS, info.kind),
-        status: "unknown".into(),
-        ..DeviceReport::default()
-    };
-    let Ok(health) = device.health() else { return report };
-    let errors = [health.memory_errors_corrected, health.memory_errors_uncorrected, health.link_errors];
-    let memory = health.memory_used.zip(info.memory_total.filter(|total| *total > 0));
-    DeviceReport {
-        status: name_of(STATES, health.state),
-        temperature: health.temperature,
-        compute_util: health.utilisation.map(|share| share * 100.0),
-        memory_util: memory.map(|(used, total)| used as f64 / total as f64 * 100.0),
-        error_count: errors.into_iter().flatten().sum(),
-        ..report
-    }
-}
-
-/// Tells the decisions of dispatch when it is asked; nothing is measured for it.
-pub(super) fn dispatch_probe(name: String, path: PathBuf, placement: Placement, options: LoadOptions) -> DispatchProbe {
+/// Tells the decisions of dispatch when it is asked, once for each type of device; nothing is measured for it.
+pub(super) fn dispatch_probe(fleet: Fleet, path: PathBuf, options: LoadOptions) -> DispatchProbe {
     Arc::new(move || {
-        decisions(&name, &path, &placement, &options).unwrap_or_else(|error| {
-            tracing::warn!(error = sentence(&error), "the decisions of dispatch can't be told");
-            Vec::new()
-        })
+        let (mut reports, mut known) = (Vec::new(), Vec::new());
+        for (at, instance) in fleet.instances().into_iter().enumerate() {
+            if known.contains(&instance.title) {
+                continue;
+            }
+            // A device that were kept here could not be opened anew.
+            let Some(device) = device_of(&fleet, at) else { continue };
+            known.push(instance.title);
+            match decisions(&instance.name, &path, &Placement::from(device), &options) {
+                Ok(decisions) => reports.extend(decisions),
+                Err(error) => tracing::warn!(error = sentence(&error), "the decisions of dispatch can't be told"),
+            }
+        }
+        reports
     })
+}
+
+fn device_of(fleet: &Fleet, at: usize) -> Option<Device> {
+    let (sender, receiver) = mpsc::channel();
+    // Whoever waited too long has gone.
+    fleet.call(at, move |engine| drop(sender.send(engine.loaded().model.device().clone()))).ok()?;
+    receiver.recv_timeout(WAIT).ok()
 }
 
 fn decisions(

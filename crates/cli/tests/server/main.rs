@@ -6,5 +6,6 @@ mod attacks;
 mod chat;
 mod client;
 mod completions;
+mod devices;
 mod operations;
 mod protocols;

@@ -376,7 +376,7 @@ pub(crate) async fn prepare(
                 tools: format,
                 names: schemas(&tools).into_iter().map(|(name, _)| name).collect(),
             },
-            request_id: request_id.0.clone(),
+            request_id: request_id.clone(),
             prompts: vec![prompt.tokens],
         },
     })

@@ -257,7 +257,7 @@ pub(crate) async fn completions(
         priority: sampling.priority.unwrap_or(0),
         salt: sampling.salt(),
         parser: ParserOptions::default(),
-        request_id: request_id.0,
+        request_id,
         prompts: prompts.tokens,
     };
     let tokenizer = model.engine.about().tokenizer.clone();

@@ -16,7 +16,8 @@ use crate::{DeviceReport, Server};
 /// Whether new requests are taken, and why not.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Readiness {
-    /// `ready`, `loading`, `warming`, `draining`, `stalled` or `degraded`.
+    /// `ready`, `degraded` (some device is out of order), `loading`, `warming`, `draining`, `stalled`, or `quarantined` (every
+    /// device is out of order).
     pub(super) status: &'static str,
     /// Steps of the engine since the start.
     steps: u64,
@@ -26,15 +27,16 @@ pub(crate) struct Readiness {
     stalled_seconds: f64,
 }
 
-/// Looks at more than a socket: an engine with work that makes no steps is not ready.
+/// Looks at more than a socket: an engine with work that makes no steps is not ready, nor is one without a device in order.
 pub(super) fn readiness(server: &Server) -> Readiness {
     let Ok(model) = server.model() else {
         return Readiness { status: server.life.state().name(), steps: 0, in_flight: 0, stalled_seconds: 0.0 };
     };
     let progress = model.engine.progress();
     let status = match server.life.state() {
+        Stage::Ready if !model.engine.is_usable() => "quarantined",
         Stage::Ready if progress.stalled > server.config.stall_timeout => "stalled",
-        Stage::Ready if (model.devices)().iter().any(|device| device.status == "lost") => "degraded",
+        Stage::Ready if model.engine.is_degraded() => "degraded",
         state => state.name(),
     };
     Readiness {
@@ -63,16 +65,18 @@ pub(crate) async fn live() -> &'static str {
     tag = "Operations",
     responses(
         (status = 200, description = "Ready", body = Readiness),
-        (status = 503, description = "Not ready: loading, warming, draining or stalled", body = Readiness),
+        (status = 503, description = "Not ready: loading, warming, draining, stalled or quarantined", body = Readiness),
     )
 )]
 pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response {
     let readiness = readiness(&server);
-    let status = match readiness.status {
-        "ready" | "degraded" => StatusCode::OK,
-        _ => StatusCode::SERVICE_UNAVAILABLE,
-    };
+    let status = if is_ready(&readiness) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(readiness)).into_response()
+}
+
+/// Whether requests are taken: some devices out of order are no reason to refuse them.
+fn is_ready(readiness: &Readiness) -> bool {
+    matches!(readiness.status, "ready" | "degraded")
 }
 
 /// The state of each device
@@ -88,9 +92,9 @@ pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response {
 )]
 pub(crate) async fn healthz(State(server): State<Arc<Server>>) -> Response {
     let readiness = readiness(&server);
-    let ready = readiness.status == "ready";
+    let ready = is_ready(&readiness);
     let mut body = Map::new();
-    body.insert("status".into(), if ready { "ok" } else { readiness.status }.into());
+    body.insert("status".into(), if readiness.status == "ready" { "ok" } else { readiness.status }.into());
     let devices = server.model().map(|model| (model.devices)()).unwrap_or_default();
     for device in devices {
         let key = device.name.replace(':', "_");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use qwen_engine::{EngineHandle, EngineStats, KvMap, KvState};
+use qwen_engine::{EngineStats, Fleet, KvMap, KvState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -23,7 +23,7 @@ const MAP_WAIT: Duration = Duration::from_millis(250);
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Status {
     version: &'static str,
-    /// `ready`, `loading`, `warming`, `draining`, `stalled` or `degraded`.
+    /// `ready`, `degraded`, `loading`, `warming`, `draining`, `stalled` or `quarantined`.
     status: &'static str,
     /// The model; null while it is loaded.
     model: Option<ModelStatus>,
@@ -197,18 +197,19 @@ pub(crate) async fn status(State(server): State<Arc<Server>>) -> Json<Status> {
 
 async fn instances(model: &ServedModel) -> Vec<Instance> {
     let mut instances = Vec::new();
-    for (engine, device) in [&model.engine].into_iter().zip((model.devices)()) {
-        let map = map(engine).await;
-        instances.push(Instance::new(device, &engine.stats(), map));
+    let reports = model.engine.instances().into_iter().zip((model.devices)());
+    for (at, (report, device)) in reports.enumerate() {
+        let map = map(&model.engine, at).await;
+        instances.push(Instance::new(device, &report.stats, map));
     }
     instances
 }
 
 /// The map between two steps, if the engine comes to it in time.
-async fn map(engine: &EngineHandle) -> Option<KvMap> {
+async fn map(engine: &Fleet, at: usize) -> Option<KvMap> {
     let (sender, receiver) = tokio::sync::oneshot::channel();
     // Whoever waited too long has gone; the map is nobody's then.
-    engine.call(move |engine| drop(sender.send(engine.kv_map()))).ok()?;
+    engine.call(at, move |engine| drop(sender.send(engine.kv_map()))).ok()?;
     tokio::time::timeout(MAP_WAIT, receiver).await.ok()?.ok()
 }
 

@@ -1,0 +1,285 @@
+//! The devices of a server: from names to instances of a fleet, and how each is, in the words of `/healthz`.
+//!
+//! All devices share one host and one loaded plugin of a kind, so that their kernels on the host take turns on one pool of
+//! threads.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use qwen_dispatch::{HardwareProfile, ProbeOptions, ProfileCache};
+use qwen_engine::{
+    Build, DeviceRates, Engine, EngineOptions, Fleet, GuardOptions, Instance, InstanceReport, LoadOptions, Place,
+    Topology,
+};
+use qwen_hal::{Device, Health, Host, abi};
+use qwen_server::DeviceReport;
+
+use crate::arguments::DeviceArguments;
+use crate::dispatch;
+use crate::error::{CliError, sentence};
+use crate::model;
+use crate::plugins::{self, DeviceName, Placer};
+
+/// Models up to this size are loaded onto the host too, for a moment, to compare a device's known answer with the host's.
+const REFERENCE_BYTES: u64 = 2 << 30;
+/// A device whose rates are not known is measured so long for each figure. That is kept apart from what `qwen devices` measures,
+/// which takes longer and replaces it.
+const PROBE: ProbeOptions = ProbeOptions { each: Duration::from_millis(5), memory: 64 << 20 };
+
+/// Names of `QHAL_KIND_*`.
+const KINDS: &[(u32, &str)] = &[
+    (abi::QHAL_KIND_CPU, "cpu"),
+    (abi::QHAL_KIND_GPU, "gpu"),
+    (abi::QHAL_KIND_NPU, "npu"),
+    (abi::QHAL_KIND_SIMULATED, "simulated"),
+    (abi::QHAL_KIND_NULL, "null"),
+];
+/// Names of `QHAL_HEALTH_*`.
+const STATES: &[(u32, &str)] = &[
+    (abi::QHAL_HEALTH_OK, "ok"),
+    (abi::QHAL_HEALTH_DEGRADED, "degraded"),
+    (abi::QHAL_HEALTH_THROTTLED, "throttled"),
+    (abi::QHAL_HEALTH_UNRESPONSIVE, "unresponsive"),
+    (abi::QHAL_HEALTH_LOST, "lost"),
+];
+
+fn name_of(names: &[(u32, &'static str)], number: u32) -> String {
+    names.iter().find(|(known, _)| *known == number).map_or("unknown", |(_, name)| name).to_owned()
+}
+
+/// What every instance of a server needs.
+#[derive(Clone)]
+pub(super) struct Common {
+    pub(super) path: PathBuf,
+    pub(super) load: LoadOptions,
+    pub(super) guard: Option<GuardOptions>,
+}
+
+/// Where rates of a device come from, in words, by the device's name.
+pub(super) type Rates = BTreeMap<String, &'static str>;
+
+/// Opens every device, and says where its rates come from.
+///
+/// # Errors
+/// If a device does not exist or can't be opened.
+pub(super) fn instances(
+    arguments: &DeviceArguments,
+    common: &Common,
+    topology: &Topology,
+) -> Result<(Vec<Instance>, Rates), CliError> {
+    let placer = Arc::new(Placer::new(arguments, model::file_bytes(&common.path))?);
+    let (mut instances, mut sources) = (Vec::new(), Rates::new());
+    for name in arguments.device.each() {
+        let device = placer.open(&name)?;
+        let shown = if name.plugin == plugins::AUTO { device_name(&device) } else { name.to_string() };
+        if sources.contains_key(&shown) {
+            let help = "name each device once";
+            return Err(CliError::input("--device", "different devices", format!("{shown} twice"), help));
+        }
+        let (rates, source) = rates(&device);
+        tracing::info!(device = shown, rates = source, "rates that load is compared with");
+        sources.insert(shown.clone(), source);
+        let place = place_of(&device, topology);
+        let build = build(Arc::clone(&placer), name, device, common.clone(), rates);
+        instances.push(Instance { name: shown, place, build });
+    }
+    Ok((instances, sources))
+}
+
+/// An engine on the host to compare with, if the model is small enough to be loaded twice.
+pub(super) fn reference(arguments: &DeviceArguments, common: &Common) -> Option<Build> {
+    let bytes = model::file_bytes(&common.path);
+    let (threads, common) = (arguments.threads, common.clone());
+    (bytes <= REFERENCE_BYTES).then(|| -> Build {
+        Box::new(move || {
+            let device = plugins::open(&DeviceName::default(), &[], threads).map_err(|error| sentence(&error))?;
+            let load = LoadOptions { max_sequences: 1, max_cached_tokens: None, ..common.load.clone() };
+            model::load_on(&common.path, device.into(), &load).map_err(|error| sentence(&error))
+        })
+    })
+}
+
+fn device_name(device: &Device) -> String {
+    format!("{}:{}", device.plugin().name(), device.info().index)
+}
+
+fn build(placer: Arc<Placer>, name: DeviceName, device: Device, common: Common, rates: Option<DeviceRates>) -> Build {
+    // The device that was opened to be looked at serves the first time.
+    let mut first = Some(device);
+    Box::new(move || {
+        let device = match first.take() {
+            Some(device) => Ok(device),
+            None => placer.open(&name),
+        };
+        let load = |device: Device| -> Result<Engine, CliError> {
+            let host: Host = *device.plugin().host();
+            let placement = placer.beside_cpu(device)?;
+            let loaded = model::load_files(&common.path, placement, &common.load)?;
+            let pool = Some(Arc::clone(host.pool()));
+            let options = EngineOptions { rates, pool, guard: common.guard, ..EngineOptions::default() };
+            Ok(Engine::with_options(loaded, options))
+        };
+        device.and_then(load).map_err(|error| sentence(&error))
+    })
+}
+
+/// Where it is plugged in: by its PCI address, else by its NUMA node, else nobody knows.
+fn place_of(device: &Device, topology: &Topology) -> Place {
+    match (device.info().bus_address, device.caps().numa_node) {
+        (Some(address), _) => topology.of_bus_address(address),
+        (None, Some(node)) => Topology::of_node(node),
+        (None, None) => Place::default(),
+    }
+}
+
+/// What a device does at most, and where that is known from. A simulated one has rates of a chip, but takes the host's time: the
+/// two can't be compared.
+fn rates(device: &Device) -> (Option<DeviceRates>, &'static str) {
+    if [abi::QHAL_KIND_NULL, abi::QHAL_KIND_SIMULATED].contains(&device.info().kind) {
+        return (None, "the best that steps have reached: the device is not real");
+    }
+    let threads = dispatch::threads(device);
+    if let Some(rates) = dispatch::profiles().load(device, threads).and_then(|profile| of_profile(&profile)) {
+        return (Some(rates), "measured before, by the device's profile");
+    }
+    let brief = ProfileCache::new(dispatch::profiles().folder().join("brief"));
+    match brief.load_or_measure(device, threads, false, &PROBE).map(|profile| of_profile(&profile)) {
+        Ok(Some(rates)) => (Some(rates), "measured briefly at the first start; `qwen devices` measures longer"),
+        Ok(None) => (None, "the best that steps have reached: the device has no figures"),
+        Err(error) => {
+            tracing::warn!(%error, "rates of a device");
+            (None, "the best that steps have reached: the device could not be measured")
+        }
+    }
+}
+
+/// The best rate of each form of products.
+fn of_profile(profile: &HardwareProfile) -> Option<DeviceRates> {
+    let best = |is_of: &dyn Fn(&str) -> bool| {
+        let rates = profile.rates.iter().filter(|(name, _)| is_of(name));
+        rates.map(|(_, rate)| rate.operations).max_by(f64::total_cmp)
+    };
+    Some(DeviceRates {
+        read_bytes: profile.bandwidth()?,
+        int8_operations: best(&|name| name.contains(".i8")),
+        bf16_operations: best(&|name| name.ends_with(".bf16")),
+        f32_operations: best(&|name| name.ends_with(".f32")),
+    })
+}
+
+/// Every device as `/healthz` tells of it.
+pub(super) fn reports(fleet: &Fleet, rates: &Rates) -> Vec<DeviceReport> {
+    let report = |instance: InstanceReport| report(&instance, rates.get(&instance.name).copied().unwrap_or("unknown"));
+    fleet.instances().into_iter().map(report).collect()
+}
+
+fn report(instance: &InstanceReport, rates: &str) -> DeviceReport {
+    let health = instance.health.as_ref();
+    let percent = |share: f64| (share.is_finite()).then(|| (1000.0 * share.clamp(0.0, 1.0)).round() / 10.0);
+    let stats = &instance.stats;
+    let counted = instance.faults + instance.failed_tests;
+    let uncorrected = health.and_then(|health| health.memory_errors_uncorrected).unwrap_or(0);
+    DeviceReport {
+        name: instance.name.clone(),
+        title: instance.title.clone(),
+        kind: name_of(KINDS, instance.kind),
+        status: health.map_or_else(|| "unknown".into(), |health| name_of(STATES, health.state)),
+        trust: instance.trust.name().to_owned(),
+        reason: (!instance.reason.is_empty()).then(|| instance.reason.clone()),
+        temperature: health.and_then(|health| health.temperature).map(|degrees| (10.0 * degrees).round() / 10.0),
+        compute_util: health.and_then(|health| health.utilisation).and_then(percent),
+        memory_util: health.and_then(|health| memory_share(health, instance.memory_total)).and_then(percent),
+        power: health.and_then(|health| health.power).map(|watts| (10.0 * watts).round() / 10.0),
+        error_count: counted.max(stats.device_errors + stats.guard_mismatches) + uncorrected,
+        last_reset_time: instance.last_reset.map(utc),
+        step_compute_util: percent(stats.compute_utilisation).unwrap_or(0.0),
+        step_bandwidth_util: percent(stats.bandwidth_utilisation).unwrap_or(0.0),
+        hli: stats.hli,
+        rates: rates.to_owned(),
+        in_flight: instance.in_flight,
+        quarantines: instance.quarantines,
+        known_answer_tests: instance.tests,
+    }
+}
+
+/// What is not free counts as used, by whomever.
+fn memory_share(health: &Health, total: Option<u64>) -> Option<f64> {
+    let share = |used: u64, total: u64| (total > 0).then(|| used as f64 / total as f64);
+    match (health.memory_free, health.memory_used, total) {
+        (Some(free), _, Some(total)) => share(total.saturating_sub(free), total),
+        (Some(free), Some(used), None) => share(used, used.saturating_add(free)),
+        (None, Some(used), Some(total)) => share(used, total),
+        _ => None,
+    }
+}
+
+/// A time as RFC 3339 writes it, in whole seconds.
+fn utc(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin in March have the leap day last; 400 of them have 146,097 days. From 1 March of year 0.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = 400 * era + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+/// The topology of this machine.
+pub(super) fn topology() -> Topology {
+    Topology::read(Path::new("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_in_utc() {
+        let at = |seconds| utc(UNIX_EPOCH + Duration::from_secs(seconds));
+        // By `date -u -d @N +%FT%TZ`.
+        assert_eq!(at(0), "1970-01-01T00:00:00Z");
+        assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(at(1_709_251_199), "2024-02-29T23:59:59Z");
+        assert_eq!(at(1_735_689_600), "2025-01-01T00:00:00Z");
+        assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00Z");
+    }
+
+    #[test]
+    fn memory_that_is_not_free_is_used() {
+        let health = |free, used| {
+            let mut health = sample();
+            (health.memory_free, health.memory_used) = (free, used);
+            health
+        };
+        assert_eq!(memory_share(&health(Some(25), Some(10)), Some(100)), Some(0.75));
+        assert_eq!(memory_share(&health(Some(30), Some(10)), None), Some(0.25));
+        assert_eq!(memory_share(&health(None, Some(10)), Some(100)), Some(0.1));
+        assert_eq!(memory_share(&health(None, None), Some(100)), None);
+    }
+
+    fn sample() -> Health {
+        Health {
+            state: abi::QHAL_HEALTH_OK,
+            memory_free: None,
+            memory_used: None,
+            memory_reserved: None,
+            utilisation: None,
+            temperature: None,
+            power: None,
+            throttle_reasons: None,
+            memory_errors_corrected: None,
+            memory_errors_uncorrected: None,
+            link_errors: None,
+            heartbeat_ns: None,
+            last_error: None,
+        }
+    }
+}

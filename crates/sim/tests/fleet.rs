@@ -1,0 +1,370 @@
+//! Several devices behind one door: what a reader sees when one of them is lost, hangs, or computes wrongly. Everything here is
+//! simulated.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::open;
+use proptest::prelude::*;
+use qwen_engine::{
+    Constraint, Engine, EngineOptions, FinishReason, Fleet, FleetOptions, FleetOutputs, Grammar, GuardOptions,
+    Instance, LoadOptions, LoadedModel, Output, Place, Placement, Policy, Request, SamplingParams, Topology, Trust,
+};
+use qwen_hal::{Device, Host, Plugin, Pool};
+
+type Options = Vec<(&'static str, String)>;
+
+const MODEL: &str = "models/qwen2";
+const CHIP: &str = "ascend910b";
+
+fn fixture(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(path)
+}
+
+fn cpu() -> Device {
+    let host = Host::new(Arc::new(Pool::new(Some(1))));
+    Plugin::linked(&qwen_cpu::PLUGIN, &host).unwrap().open(0, &[]).unwrap()
+}
+
+fn engine(device: Device, share: f64) -> Engine {
+    let options = LoadOptions {
+        policy: Policy::Exact,
+        max_seq_len: Some(128),
+        max_sequences: 8,
+        max_cached_tokens: Some(1024),
+        ..LoadOptions::default()
+    };
+    let placement = Placement::from(device).with_fallback(cpu());
+    let loaded = LoadedModel::load(&fixture(MODEL), placement, &options, &mut |_| {}).unwrap();
+    let guard = (share > 0.0).then_some(GuardOptions { share });
+    Engine::with_options(loaded, EngineOptions { guard, ..EngineOptions::default() })
+}
+
+/// A chip that is opened with these settings the first time, and without faults when it is opened anew.
+fn chip(name: &str, number: usize, faults: Options, share: f64) -> Instance {
+    let plugin = common::plugin();
+    let (chip, mut faults) = (name.to_owned(), Some(faults));
+    let build = move || {
+        let faults = faults.take().unwrap_or_default();
+        let mut options = vec![("delay_us", "0")];
+        options.extend(faults.iter().map(|(key, value)| (*key, value.as_str())));
+        Ok(engine(open(&plugin, &chip, number, &options), share))
+    };
+    Instance { name: format!("sim:{name}:{number}"), place: Place::default(), build: Box::new(build) }
+}
+
+fn options() -> FleetOptions {
+    FleetOptions {
+        tests: Some(Duration::from_secs(3600)),
+        retest: Duration::from_millis(5),
+        topology: Topology::read(Path::new("/nowhere")),
+        ..FleetOptions::default()
+    }
+}
+
+fn pair(faults: Options, share: f64) -> Fleet {
+    Fleet::start(vec![chip(CHIP, 0, faults, share), chip(CHIP, 1, Vec::new(), share)], options()).unwrap()
+}
+
+/// Requests that use everything that an answer may depend on.
+fn requests() -> Vec<Request> {
+    let greedy = || SamplingParams { temperature: 0.0, max_tokens: 24, ignore_eos: true, ..SamplingParams::default() };
+    let sampled = SamplingParams {
+        temperature: 1.0,
+        seed: 7,
+        repetition_penalty: 1.2,
+        presence_penalty: 0.5,
+        logprobs: Some(2),
+        ..greedy()
+    };
+    let stopped = SamplingParams { stop: vec!["e".into(), "qu".into()], seed: 3, temperature: 0.9, ..greedy() };
+    let prompt = |from: u32, count: u32| (from..from + count).collect::<Vec<u32>>();
+    let choice = Constraint { grammar: Grammar::Regex("[a-z]{18}".into()), after: None };
+    vec![
+        Request::new(prompt(1, 20), greedy()),
+        Request { prompt_logprobs: Some(1), ..Request::new(prompt(9, 6), sampled) },
+        Request::new(prompt(40, 9), stopped),
+        Request {
+            constraint: Some(choice),
+            ..Request::new(prompt(5, 7), SamplingParams { temperature: 1.0, ..greedy() })
+        },
+    ]
+}
+
+/// What a reader sees of an answer.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    tokens: Vec<u32>,
+    texts: Vec<String>,
+    logprobs: Vec<String>,
+    prompt: Option<String>,
+    finish: FinishReason,
+    counted: (usize, usize),
+}
+
+fn read(mut answer: FleetOutputs) -> Seen {
+    let outputs: Vec<Output> = std::iter::from_fn(|| answer.blocking_recv()).collect();
+    let last = outputs.last().unwrap();
+    let timings = last.timings.unwrap();
+    assert_eq!(outputs.iter().filter(|output| output.finish.is_some()).count(), 1);
+    assert!(outputs.iter().filter(|output| output.prompt_logprobs.is_some()).count() <= 1);
+    Seen {
+        tokens: outputs.iter().filter_map(|output| output.token).collect(),
+        texts: outputs.iter().map(|output| output.text.clone()).collect(),
+        logprobs: outputs.iter().map(|output| format!("{:?}", output.logprobs)).collect(),
+        prompt: outputs.iter().find_map(|output| output.prompt_logprobs.as_ref()).map(|found| format!("{found:?}")),
+        finish: last.finish.clone().unwrap(),
+        counted: (timings.prompt_tokens, timings.generated_tokens),
+    }
+}
+
+/// All requests at once.
+fn ask(fleet: &Fleet) -> Vec<Seen> {
+    let answers: Vec<FleetOutputs> =
+        requests().into_iter().map(|request| fleet.submit_from(request, Place::default()).unwrap()).collect();
+    answers.into_iter().map(read).collect()
+}
+
+fn undisturbed() -> Vec<Seen> {
+    ask(&Fleet::start(vec![chip(CHIP, 0, Vec::new(), 0.0)], options()).unwrap())
+}
+
+/// Waits for something that other threads bring about.
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(300), "{what} did not happen");
+        std::thread::yield_now();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// Wherever a device is lost, from its start to the end of the answers, nobody sees it.
+    #[test]
+    fn a_lost_device_is_not_seen(at in 1u64..2500) {
+        let fleet = pair(vec![("lost", at.to_string())], 0.0);
+        prop_assert_eq!(ask(&fleet), undisturbed());
+        let first = &fleet.instances()[0];
+        prop_assert!(first.trust == Trust::Healthy || first.quarantines > 0 || first.faults > 0, "{:?}", first);
+    }
+
+    /// The same of a value that is no number.
+    #[test]
+    fn a_value_that_is_no_number_is_not_seen(at in 1u64..2500) {
+        let fleet = pair(vec![("nan", at.to_string())], 0.0);
+        let seen = ask(&fleet);
+        for (seen, expected) in seen.iter().zip(undisturbed()) {
+            prop_assert_eq!(&seen.finish, &expected.finish);
+            prop_assert_eq!(seen.tokens.len(), expected.tokens.len());
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_comes_back_and_gets_requests_again() {
+    let fleet = pair(vec![("lost", "400".into())], 0.0);
+    assert_eq!(ask(&fleet), undisturbed());
+    until("the loss", || fleet.instances()[0].quarantines == 1);
+    until("the return", || fleet.instances()[0].trust.is_usable());
+    let back = &fleet.instances()[0];
+    assert!(back.last_reset.is_some() && back.tests > 0 && back.failed_tests > 0, "{back:?}");
+    assert!(fleet.moved() > 0);
+    let before = back.stats.generated_tokens;
+    assert_eq!(ask(&fleet), undisturbed());
+    assert!(fleet.instances()[0].stats.generated_tokens > before, "it gets requests");
+}
+
+#[test]
+fn one_device_alone_is_waited_for() {
+    let fleet = Fleet::start(vec![chip(CHIP, 0, vec![("lost", "400".into())], 0.0)], options()).unwrap();
+    assert_eq!(ask(&fleet), undisturbed());
+    assert!(fleet.moved() > 0 && fleet.instances()[0].last_reset.is_some());
+}
+
+#[test]
+fn a_device_that_hangs_is_left() {
+    let hang = vec![("hang", "400".into()), ("watchdog_ms", "4000".into())];
+    let devices = vec![chip(CHIP, 0, hang, 0.0), chip(CHIP, 1, Vec::new(), 0.0)];
+    let fleet = Fleet::start(devices, FleetOptions { stall: Duration::from_millis(400), ..options() }).unwrap();
+    assert_eq!(ask(&fleet), undisturbed());
+    let first = &fleet.instances()[0];
+    assert!(first.quarantines == 1 && first.reason.contains("no step ended"), "{first:?}");
+}
+
+#[test]
+fn a_device_in_quarantine_gets_nothing() {
+    let devices = vec![chip(CHIP, 0, vec![("lost", "400".into())], 0.0), chip(CHIP, 1, Vec::new(), 0.0)];
+    let fleet = Fleet::start(devices, FleetOptions { retest: Duration::from_secs(3600), ..options() }).unwrap();
+    assert_eq!(ask(&fleet), undisturbed());
+    until("quarantine", || fleet.instances()[0].trust == Trust::Quarantined);
+    let before = fleet.instances()[0].stats;
+    for _ in 0..3 {
+        assert_eq!(ask(&fleet), undisturbed());
+    }
+    assert_eq!(fleet.instances()[0].stats.prompt_tokens, before.prompt_tokens);
+    assert!(fleet.is_degraded() && fleet.is_usable());
+}
+
+#[test]
+fn wrong_from_the_start() {
+    // Three bits in a hundred launches: the known answer differs from itself.
+    let flips = || vec![("flip", "30".to_owned())];
+    let devices = vec![chip(CHIP, 0, flips(), 0.0), chip(CHIP, 1, Vec::new(), 0.0)];
+    let fleet = Fleet::start(devices, FleetOptions { retest: Duration::from_secs(3600), ..options() }).unwrap();
+    let first = &fleet.instances()[0];
+    assert!(first.trust == Trust::Quarantined && first.reason.contains("twice"), "{first:?}");
+    assert_eq!(ask(&fleet), undisturbed());
+    let error = Fleet::start(vec![chip(CHIP, 0, flips(), 0.0)], options()).unwrap_err();
+    assert!(error.to_string().contains("no device computes correctly"), "{error}");
+    assert!(Fleet::start(Vec::new(), options()).is_err());
+}
+
+/// One request at a time, so that the row that is computed twice is the only one.
+#[test]
+fn steps_that_differ_are_caught_before_a_token_gets_out() {
+    let request = || requests().remove(0);
+    let expected = read(pair(Vec::new(), 0.0).submit_from(request(), Place::default()).unwrap());
+    let mut caught = 0;
+    for at in (900..1500).step_by(100) {
+        let fleet = pair(vec![("flip", at.to_string())], 100.0);
+        let seen = read(fleet.submit_to(0, request()).unwrap());
+        let first = &fleet.instances()[0];
+        caught += first.stats.guard_mismatches;
+        println!("flip at {at}: {} checks, {} mismatches", first.stats.guard_checks, first.stats.guard_mismatches);
+        assert_eq!(seen, expected, "flip at {at}");
+    }
+    assert!(caught > 0);
+}
+
+#[test]
+fn other_types_go_on_as_they_would() {
+    let devices = vec![chip(CHIP, 0, vec![("lost", "300".into())], 0.0), chip("mlu370", 0, Vec::new(), 0.0)];
+    let fleet = Fleet::start(devices, options()).unwrap();
+    let answers: Vec<FleetOutputs> =
+        requests().into_iter().map(|request| fleet.submit_to(0, request).unwrap()).collect();
+    for (seen, expected) in answers.into_iter().map(read).zip(undisturbed()) {
+        assert_eq!((&seen.finish, seen.counted), (&expected.finish, expected.counted));
+    }
+    assert!(fleet.moved() > 0);
+}
+
+/// A machine with two sockets, two PCIe switches at each, an interface and two devices below each switch.
+struct TwoSockets {
+    folder: tempfile::TempDir,
+}
+
+impl TwoSockets {
+    const SWITCHES: usize = 4;
+
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for node in 0..2 {
+            let path = root.join(format!("sys/devices/system/node/node{node}"));
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::write(path.join("distance"), if node == 0 { "10 21\n" } else { "21 10\n" }).unwrap();
+        }
+        std::fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
+        let machine = Self { folder };
+        for switch in 0..Self::SWITCHES {
+            for slot in 0..3 {
+                machine.plug(switch, slot);
+            }
+        }
+        machine
+    }
+
+    fn address(switch: usize, slot: usize) -> String {
+        format!("0000:{:02x}:{slot:02x}.0", 0x40 * switch + 2)
+    }
+
+    fn plug(&self, switch: usize, slot: usize) {
+        let bus = 0x40 * switch;
+        let name = Self::address(switch, slot);
+        let above = format!("sys/devices/pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{:02x}:00.0", bus + 1);
+        let path = self.folder.path().join(above).join(&name);
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("numa_node"), format!("{}\n", switch / 2)).unwrap();
+        std::os::unix::fs::symlink(&path, self.folder.path().join("sys/bus/pci/devices").join(&name)).unwrap();
+        if slot == 0 {
+            let interface = self.folder.path().join(format!("sys/class/net/eth{switch}"));
+            std::fs::create_dir_all(&interface).unwrap();
+            std::os::unix::fs::symlink(&path, interface.join("device")).unwrap();
+        }
+    }
+
+    fn topology(&self) -> Topology {
+        Topology::read(self.folder.path())
+    }
+
+    fn device(topology: &Topology, switch: usize, slot: usize) -> Place {
+        let bus = (0x40 * switch + 2) as u64;
+        topology.of_bus_address(bus << 16 | (slot as u64) << 8)
+    }
+}
+
+/// Counted, not timed: bytes of token ids to a device and of logits from it, for requests that come in on four interfaces, unevenly.
+#[test]
+fn near_devices_cut_the_traffic_between_switches() {
+    use qwen_engine::Distance;
+    const REQUESTS: usize = 128;
+    let machine = TwoSockets::new();
+    let topology = machine.topology();
+    let nics: Vec<Place> = (0..TwoSockets::SWITCHES).map(|nic| topology.of_interface(&format!("eth{nic}"))).collect();
+    let places: Vec<Place> = (0..8).map(|device| TwoSockets::device(&topology, device / 2, 1 + device % 2)).collect();
+    assert_eq!(topology.distance(&nics[1], &places[2]), Distance::SameSwitch);
+    assert_eq!(topology.distance(&nics[1], &places[0]), Distance::SameNode);
+    assert_eq!(topology.distance(&nics[0], &places[7]), Distance::OtherNode(21));
+    let devices = (0..8).map(|at| Instance { place: places[at].clone(), ..chip(CHIP, at % 2, Vec::new(), 0.0) });
+    let fleet = Fleet::start(devices.collect(), FleetOptions { topology: machine.topology(), ..options() }).unwrap();
+    let vocab = fleet.about().limits.model_vocab_size as usize;
+    // Shares of 40, 30, 20 and 10 of a hundred.
+    let nic_of = |i: usize| [0, 0, 0, 0, 1, 1, 1, 2, 2, 3][i * 7 % 10];
+    let request = |i: usize| {
+        let sampling =
+            SamplingParams { temperature: 0.0, max_tokens: 4, ignore_eos: true, ..SamplingParams::default() };
+        Request::new((0..8).map(|k| ((i * 31 + k * 7) % 97) as u32 + 1).collect(), sampling)
+    };
+    // Bytes that cross switches, and those that cross sockets.
+    let run = |together: usize, place: &dyn Fn(usize) -> (Option<usize>, Place)| {
+        let (mut crossed, mut sockets, mut all) = (0, 0, 0);
+        for wave in (0..REQUESTS).collect::<Vec<_>>().chunks(together) {
+            let start = |i: &usize| match place(*i) {
+                (Some(device), _) => (*i, fleet.submit_to(device, request(*i)).unwrap()),
+                (None, from) => (*i, fleet.submit_from(request(*i), from).unwrap()),
+            };
+            let answers: Vec<(usize, FleetOutputs)> = wave.iter().map(start).collect();
+            for (i, answer) in answers {
+                let distance = topology.distance(&nics[nic_of(i)], &places[answer.instance().unwrap()]);
+                let (prompt, generated) = read(answer).counted;
+                let bytes = 4 * (prompt + generated * vocab);
+                all += bytes;
+                crossed += if distance > Distance::SameSwitch { bytes } else { 0 };
+                sockets += if matches!(distance, Distance::OtherNode(_)) { bytes } else { 0 };
+            }
+        }
+        [crossed, sockets].map(|bytes| 100.0 * bytes as f64 / all as f64)
+    };
+    println!(
+        "simulated: two sockets, four switches, eight devices of eight places; bytes that cross a switch, a socket"
+    );
+    // A light load, and one that fills every place, so that near devices have none left for the busiest interface.
+    for together in [24, 64] {
+        let round_robin = run(together, &|i| (Some(i % 8), Place::default()));
+        let by_load = run(together, &|_| (None, Place::default()));
+        let nearest = run(together, &|i| (None, nics[nic_of(i)].clone()));
+        println!("{together} at a time: nearest {nearest:.1?}%");
+        for (name, other) in [("round robin", round_robin), ("by load alone", by_load)] {
+            let cut = [0, 1].map(|at| 100.0 * (1.0 - nearest[at] / other[at]));
+            println!("{together} at a time: {name} {other:.1?}%, cut by {cut:.0?}%");
+            assert!(cut[0] > 50.0 && cut[1] > 50.0, "{name}: {other:?}, nearest {nearest:?}");
+        }
+    }
+}
