@@ -198,6 +198,12 @@ pub struct Placer {
     bytes: u64,
 }
 
+impl std::fmt::Debug for Placer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Placer").field("host", &self.host).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
 impl Placer {
     /// For a model of so many bytes.
     ///
