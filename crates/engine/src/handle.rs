@@ -370,7 +370,9 @@ impl Worker {
         for output in outputs {
             // A reader that is gone is noticed before the next step; one that was taken away has been told.
             if output.finish.is_none() {
-                let _ = sinks.get(&output.id).map(|sink| sink.send(output));
+                if let Some(sink) = sinks.get(&output.id) {
+                    let _ = sink.send(output);
+                }
             } else if let Some(sink) = sinks.remove(&output.id) {
                 // First, so that whoever reads the last output finds the place free.
                 self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);

@@ -39,7 +39,10 @@ fn lost_devices_are_not_seen_by_clients() {
     let server = start(&plugins, "sim:mlu370:0,1 + cpu", "delay_us=0,lost=1200");
     let mut asked = 0;
     while server.figure("qwen:reexecuted_requests_total") == 0.0 {
-        let answer = server.ok(CHAT, &chat());
+        // Requests that begin alike go to the same device; a salt of its own sends each elsewhere.
+        let mut salted = chat();
+        salted["cache_salt"] = format!("{asked}").into();
+        let answer = server.ok(CHAT, &salted);
         assert_eq!(answer["choices"], expected["choices"]);
         let counted =
             |answer: &Value| (answer["usage"]["prompt_tokens"].clone(), answer["usage"]["completion_tokens"].clone());
