@@ -70,15 +70,15 @@ fn every_device_says_how_it_is() {
     let server = start(&plugins, "sim:ascend910b:0,1+cpu", "delay_us=0");
     let health = server.get("/healthz").json();
     assert_eq!(health["status"], "ok");
-    for (name, simulated) in [("sim_ascend910b_0", true), ("sim_ascend910b_1", true), ("cpu_0", false)] {
+    for (name, kind) in [("sim_ascend910b_0", "simulated"), ("sim_ascend910b_1", "simulated"), ("cpu_0", "cpu")] {
         let device = &health[name];
         assert_eq!(
-            (&device["simulated"], &device["status"], &device["trust"], &device["error_count"]),
-            (&simulated.into(), &"ok".into(), &"healthy".into(), &0.into()),
+            (&device["kind"], &device["status"], &device["trust"], &device["error_count"]),
+            (&kind.into(), &"ok".into(), &"healthy".into(), &0.into()),
             "{health}"
         );
         // Told by what the simulator models; the CPU does not know, and nothing is made up for it.
-        assert_eq!((device["temperature"].is_null(), device["compute_util"].is_null()), (!simulated, !simulated));
+        assert_eq!((device["temperature"].is_null(), device["compute_util"].is_null()), (kind == "cpu", kind == "cpu"));
         let used = device["memory_util"].as_f64().unwrap();
         assert!((0.0..=100.0).contains(&used) && device["last_reset_time"].is_null(), "{device}");
     }
