@@ -169,7 +169,7 @@ mod tests {
             }
             all.push_str(text);
         }
-        let families = ["state_", "health_", "kind_", "kv_", "set_"];
+        let families = ["state_", "health_", "trust_", "kind_", "kv_", "set_"];
         for key in table.keys().filter(|key| !families.iter().any(|family| key.starts_with(family))) {
             assert!(all.contains(&format!("\"{key}\"")), "nobody uses {key}");
         }

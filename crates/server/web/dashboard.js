@@ -80,7 +80,7 @@ function drawDevices(instances) {
     return el("tr", {},
       el("th", { scope: "row" }, device.name, el("span", { class: "more", text: device.title })),
       el("td", {}, el("span", { class: simulated ? "tag" : null, text: t(`kind_${device.kind}`) })),
-      el("td", {}, el("span", { class: `state ${device.status}`, text: t(`health_${device.status}`) })),
+      el("td", {}, el("span", { class: `state ${device.status}`, text: t(`health_${device.status}`) }), doubts(device)),
       el("td", {}, figure(device.temperature, " °C")),
       el("td", {}, figure(device.compute_util, " %")),
       el("td", {}, figure(device.memory_util, " %")),
@@ -89,6 +89,12 @@ function drawDevices(instances) {
       el("td", { text: number(device.error_count) }));
   };
   fillTable("devices", heads, instances.map(row));
+}
+
+/** Whether the results of a device are trusted, if the server tells that they are not, and why. */
+function doubts({ trust, reason }) {
+  if (!trust || trust === "healthy") return null;
+  return el("span", { class: "more" }, el("span", { class: `state ${trust}`, text: t(`trust_${trust}`) }), reason ? `: ${reason}` : null);
 }
 
 function fillTable(id, heads, rows) {

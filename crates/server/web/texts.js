@@ -88,7 +88,8 @@ export const TEXTS = {
   state_warming: ["The model is being warmed up", "正在预热模型"],
   state_draining: ["Shutting down", "正在关闭"],
   state_stalled: ["Stalled: there is work, but no progress", "停滞：有任务但没有进展"],
-  state_degraded: ["A device is lost", "有设备失联"],
+  state_degraded: ["A device is out of order", "有设备故障"],
+  state_quarantined: ["Every device is out of order", "所有设备均故障"],
 
   now: ["Now", "当前"],
   state: ["State", "状态"],
@@ -142,7 +143,11 @@ export const TEXTS = {
   health_ok: ["ok", "正常"],
   health_degraded: ["degraded", "降级"],
   health_lost: ["lost", "失联"],
-  health_quarantined: ["quarantined", "已隔离"],
+  health_throttled: ["throttled", "已降频"],
+  health_unresponsive: ["does not respond", "无响应"],
+  trust_suspect: ["in doubt, being tested", "存疑，正在检测"],
+  trust_quarantined: ["quarantined", "已隔离"],
+  trust_retested: ["on probation", "观察期"],
   health_unknown: ["unknown", "未知"],
 
   memoryMap: ["Map of the KV cache", "KV 缓存内存图"],
