@@ -34,8 +34,6 @@ pub const HLI_SPLIT: f64 = 0.85;
 const LEAST_BUDGET: u32 = 16;
 /// Prompt tokens beside answers while nothing is known of their price.
 const FIRST_BUDGET: u32 = 64;
-/// Without a target, a step with prompts may take so many times what one without takes.
-const DEFAULT_STRETCH: f64 = 2.0;
 /// Steps between two looks at what a step needs: the look itself costs some 0.1 ms.
 const LOOK_EVERY: u32 = 16;
 /// Weight of the newest value in a mean.
@@ -152,15 +150,20 @@ impl LoadMeter {
         0.6 * self.compute_utilisation() + 0.4 * self.bandwidth_utilisation()
     }
 
-    /// Most prompt tokens beside so many tokens of sequences that generate; `most` is what a step holds.
-    pub(crate) fn prompt_budget(&self, decode_tokens: u32, most: u32) -> u32 {
+    /// Most prompt tokens beside so many tokens of sequences that generate; `waiting` is how many requests wait for their prompt for
+    /// each one that generates, `most` what a step holds.
+    ///
+    /// Without a target, those that wait are worth as much as those that generate: the time of a step is shared between
+    /// them by number, half and half where fewer wait. One long prompt at most doubles the time per output token; a burst of
+    /// short ones gets in, and is then generated together.
+    pub(crate) fn prompt_budget(&self, decode_tokens: u32, waiting: f64, most: u32) -> u32 {
         if decode_tokens == 0 {
             return most;
         }
         let (Some(decode), Some(price)) = (self.decode_seconds(decode_tokens), self.prompt.0) else {
             return FIRST_BUDGET.min(most);
         };
-        let target = self.target.unwrap_or(DEFAULT_STRETCH * decode).max(decode);
+        let target = self.target.unwrap_or((1.0 + waiting.max(1.0)) * decode).max(decode);
         let share = 1.0 - 0.5 * ((self.hli() - HLI_MERGE) / (HLI_SPLIT - HLI_MERGE)).clamp(0.0, 1.0);
         let tokens = (target - decode) * share / price;
         (tokens as u32).max(LEAST_BUDGET).min(most)
@@ -229,24 +232,34 @@ mod tests {
     #[test]
     fn the_budget_fills_the_target() {
         let mut meter = LoadMeter::new(Some(RATES), Some(Duration::from_millis(50)));
-        assert_eq!(meter.prompt_budget(0, 512), 512);
-        assert_eq!(meter.prompt_budget(8, 512), FIRST_BUDGET);
+        assert_eq!(meter.prompt_budget(0, 0.0, 512), 512);
+        assert_eq!(meter.prompt_budget(8, 3.0, 512), FIRST_BUDGET);
         meter.observe(step(0, 8, 0.01), None);
         meter.observe(step(100, 0, 0.05), None);
         // 40 ms are left at 0.5 ms a token.
-        assert_eq!(meter.prompt_budget(8, 512), 80);
-        assert_eq!(meter.prompt_budget(8, 32), 32);
+        assert_eq!(meter.prompt_budget(8, 3.0, 512), 80);
+        assert_eq!(meter.prompt_budget(8, 3.0, 32), 32);
         // A loaded device splits.
         let busy = Cost { weight_bytes: 10_000_000, int8_operations: 10_000_000_000, ..Cost::default() };
         for _ in 0..60 {
             meter.observe(step(0, 8, 0.01), Some(busy));
         }
         assert!(meter.hli() > HLI_SPLIT);
-        assert_eq!(meter.prompt_budget(8, 512), 40);
+        assert_eq!(meter.prompt_budget(8, 3.0, 512), 40);
         // A target that can't be met still lets prompts through.
         let mut late = LoadMeter::new(Some(RATES), Some(Duration::from_millis(1)));
         late.observe(step(0, 8, 0.01), None);
         late.observe(step(100, 0, 0.05), None);
-        assert_eq!(late.prompt_budget(8, 512), LEAST_BUDGET);
+        assert_eq!(late.prompt_budget(8, 3.0, 512), LEAST_BUDGET);
+    }
+
+    #[test]
+    fn without_a_target_time_is_shared_by_number() {
+        let mut meter = LoadMeter::new(Some(RATES), None);
+        meter.observe(step(0, 8, 0.01), None);
+        meter.observe(step(100, 0, 0.05), None);
+        for (waiting, budget) in [(0.1, 20), (1.0, 20), (3.0, 60), (100.0, 512)] {
+            assert_eq!(meter.prompt_budget(8, waiting, 512), budget, "{waiting}");
+        }
     }
 }

@@ -123,7 +123,8 @@ impl Explain {
     /// The device by the name that was given, or, where it was chosen, by the one that it has.
     fn device(&self, placement: &Placement) -> String {
         let named = &self.runtime.place.device;
-        if named.plugin == plugins::AUTO { plugins::name_of(&placement.device) } else { named.to_string() }
+        let chosen = named.only().is_ok_and(|name| name.plugin == plugins::AUTO);
+        if chosen { plugins::name_of(&placement.device) } else { named.to_string() }
     }
 }
 

@@ -16,7 +16,6 @@ use super::watch::dispatch_probe;
 use crate::error::CliError;
 use crate::generation_config::GenerationConfig;
 use crate::model::{self, Wish};
-use crate::plugins;
 
 /// Requests of the longest context that the cache has room for, where nothing is said.
 const LONGEST_AT_A_TIME: u64 = 4;

@@ -128,7 +128,7 @@ fn what_cannot_be_is_refused_in_words() {
     let folder = plugins();
     let generate = |device: &str| transcript(&mut with(qwen(), &folder, &[&GENERATE[..], &[device]].concat()));
     for (device, part) in [
-        ("sim:mlu370:0,1", "expected one device, found 2; a model runs on one device"),
+        ("sim:mlu370:0,1", "expected one device, found 2; this command uses one device"),
         ("sim:mlu370:2", "expected device 2 of the model mlu370"),
         ("sim:mlu999", "mlu370 (0 to 1)"),
         ("null:a", "a plugin that names no models"),
