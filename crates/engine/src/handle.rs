@@ -159,7 +159,7 @@ impl EngineHandle {
     }
 
     /// Takes a request. Never waits for the engine, but compiles the request's grammar, which may take
-    /// up to [`COMPILE_BUDGET`](crate::constraint::COMPILE_BUDGET): with one, a task should call this from a blocking thread.
+    /// some tens of milliseconds: with one, a task should call this from a blocking thread.
     ///
     /// # Errors
     /// If the request can't be computed, too many are in flight, or the engine takes none.
