@@ -161,17 +161,20 @@ fn reference(options: &mut FleetOptions, made: &[Made]) -> Option<KnownAnswer> {
 
 /// What is wrong with each device, if something is.
 fn judge(made: &[Made], reference: Option<&KnownAnswer>) -> Result<Vec<Option<String>>, FleetError> {
-    let mut kinds: BTreeMap<&str, BTreeMap<u64, usize>> = BTreeMap::new();
-    for made in made {
-        if let Some(Ok(answer)) = &made.answer {
-            *kinds.entry(&made.kind).or_default().entry(answer.digest).or_default() += 1;
-        }
-    }
     let far = |answer: &KnownAnswer| {
         let divergence = reference.map_or(0.0, |reference| reference.divergence(answer));
         // Not a number is far, too.
         (divergence.is_nan() || divergence > MOST_DIVERGENCE).then_some(divergence)
     };
+    // Who is far from the host has no vote.
+    let mut kinds: BTreeMap<&str, BTreeMap<u64, usize>> = BTreeMap::new();
+    for made in made {
+        if let Some(Ok(answer)) = &made.answer
+            && (made.is_host || far(answer).is_none())
+        {
+            *kinds.entry(&made.kind).or_default().entry(answer.digest).or_default() += 1;
+        }
+    }
     let one = |at: &Made| {
         let Some(answer) = &at.answer else { return Ok(None) };
         let answer = match answer {

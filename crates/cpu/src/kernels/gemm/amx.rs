@@ -26,7 +26,7 @@ const TILE_ROWS: usize = 16;
 /// so the last one should be full unless there are others; where sums of 16 inputs have their own scales, twice as many go
 /// through memory, and vector registers win at any size.
 pub(super) const fn pays(rows: usize, subgroups: usize) -> bool {
-    subgroups == 1 && (rows >= 2 * TILE_ROWS || padded_rows(rows) % TILE_ROWS == 0)
+    subgroups == 1 && (rows >= 2 * TILE_ROWS || padded_rows(rows).is_multiple_of(TILE_ROWS))
 }
 
 /// The tile registers of this thread, shaped; free again when dropped.
