@@ -15,14 +15,14 @@ use super::{CompileOptions, DeviceModel, KvDType, PassName, Policy, Report, comp
 use crate::{BodyId, Compute, DType, Graph, IrError, NodeId, Sensitivity, Sums, Tolerance};
 
 /// KL divergence of the logits from those of f32, by input kind that is rounded to int8 in groups of 32, with a second term for
-/// groups with a spike, while all others have two terms. Measured on SmolLM2-135M over 2,048 tokens of technical English.
-/// Everything together measures 0.00131, the sum of this table is 0.00135: contributions add up to within a tenth.
+/// groups with a spike, while all others have two terms. Measured on SmolLM2-135M over 2,048 tokens of technical English, where
+/// everything together measures 0.00131; but for values, which cost 0.000_08 there and six times as much on tables and code.
 pub const CONTRIBUTIONS: &[(Role, f64)] = &[
+    (Role::Value, 0.000_48),
     (Role::Down, 0.000_47),
     (Role::Head, 0.000_34),
     (Role::Up, 0.000_19),
     (Role::Gate, 0.000_10),
-    (Role::Value, 0.000_08),
     (Role::AttentionOutput, 0.000_06),
     (Role::Key, 0.000_06),
     (Role::Query, 0.000_04),
@@ -33,7 +33,7 @@ pub const KL_LIMIT: f64 = 0.002;
 /// What the balanced policy spends: below the limit by a fifth, since the table was measured on one model. The table predicts means.
 /// It does not predict tokens that become attention sinks: there a huge activation is born in one layer and cancelled in a later
 /// one, and what rounding leaves of it decides the logits; without second terms SmolLM2 had a divergence of 6.2 at one such token
-/// of 2,048. Their rows have spikes, and with second terms in the groups around them the largest of 4,096 tokens is 0.015.
+/// of 2,048. Their rows have spikes, and second terms in the groups around them keep them small.
 pub const KL_BUDGET: f64 = 0.0016;
 
 /// Role in the table that a role behaves like.
@@ -297,9 +297,13 @@ mod tests {
     }
 
     #[test]
-    fn balanced_gives_second_terms_to_spikes() {
+    fn balanced_gives_second_terms_to_spikes_and_values() {
         let found = computes(Policy::Balanced);
-        assert!(found.len() >= 8 && found.iter().all(|(_, compute)| *compute == Compute::I8sG32), "{found:?}");
+        assert!(found.len() >= 8);
+        for (role, compute) in &found {
+            let expected = if role == Role::Value.name() { Compute::I8x2G32 } else { Compute::I8sG32 };
+            assert_eq!(*compute, expected, "{role}: {found:?}");
+        }
     }
 
     #[test]
@@ -308,9 +312,9 @@ mod tests {
         passes::canonicalise::run(&mut graph, &passes::PermissiveDevice).unwrap();
         let mut segments = collect(&mut graph, Policy::Balanced);
         let mut report = Report::new(PassName::Precision);
-        spend(&mut segments, 0.000_75, &mut report);
+        spend(&mut segments, 0.0009, &mut report);
         for segment in &segments {
-            let dear = matches!(segment.role, Role::Down | Role::Head);
+            let dear = matches!(segment.role, Role::Value | Role::Down);
             let expected = if dear { Compute::I8x2G32 } else { Compute::I8sG32 };
             assert_eq!(segment.compute, expected, "{}", segment.role.name());
         }
@@ -325,7 +329,7 @@ mod tests {
 
     #[test]
     fn the_table_adds_up_to_what_was_measured_for_all_together() {
-        let sum: f64 = CONTRIBUTIONS.iter().map(|(_, kl)| kl).sum();
+        let sum: f64 = CONTRIBUTIONS.iter().map(|(role, kl)| if *role == Role::Value { 0.000_08 } else { *kl }).sum();
         assert!((sum / 0.001_31 - 1.0).abs() < 0.1, "{sum}");
     }
 
