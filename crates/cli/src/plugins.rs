@@ -352,6 +352,19 @@ fn tuned(device: Device) -> Device {
     device
 }
 
+/// A kind of devices (`QHAL_KIND_*`) by name.
+#[must_use]
+pub const fn kind_name(kind: u32) -> &'static str {
+    match kind {
+        abi::QHAL_KIND_CPU => "cpu",
+        abi::QHAL_KIND_GPU => "gpu",
+        abi::QHAL_KIND_NPU => "npu",
+        abi::QHAL_KIND_SIMULATED => "simulated",
+        abi::QHAL_KIND_NULL => "null",
+        _ => "unknown",
+    }
+}
+
 /// A device's name, as `qwen devices` lists it and `--device` takes it.
 #[must_use]
 pub fn name_of(device: &Device) -> String {

@@ -3,7 +3,7 @@
 //! `cargo run --release -p qwen-cpu --example gemm_bench [-- FILTER]`: for each type and shape the rate of reading weights with one
 //! row (weights cycle through more memory than the caches hold) and the rate of products with 16 and 512 rows. FILTER is part
 //! of a line's label, e.g. `q4_0`. Threads: `GEMM_BENCH_THREADS`, default all. With `GEMM_BENCH_ROWS=8,16,64` instead: the rate of
-//! products with so many rows by every instruction set, in turns.
+//! products with so many rows in every way, in turns.
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring tool")]
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use qwen_cpu::isa::Isa;
-use qwen_cpu::kernels::gemm::{Compute, Epilogue, Segment, WeightLayout, gemm, workspace_bytes};
+use qwen_cpu::kernels::gemm::{Compute, Epilogue, Segment, Way, WeightLayout, gemm, workspace_bytes};
 use qwen_cpu::matrix::{Matrix, MatrixMut};
 use qwen_cpu::parallel::Parallel;
 use qwen_formats::DType;
@@ -208,7 +208,7 @@ fn measure(pool: &dyn Parallel, dtype: DType, compute: Compute, n: usize, k: usi
     )
 }
 
-/// Rates of products by number of rows and instruction set, the medians of rounds in which the sets take turns; weights come from
+/// Rates of products by number of rows and way, the medians of rounds in which the ways take turns; weights come from
 /// memory that one row after the other is read from.
 fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 2], memory: &[u64], rows: &[usize]) {
     const ROUNDS: usize = 9;
@@ -221,17 +221,18 @@ fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 
     let x: Vec<f32> = (0..most * k).map(|i| (i * 7919 % 1013) as f32 / 506.0 - 1.0).collect();
     let mut out = vec![0.0; most * n];
     let mut workspace = vec![0; workspace_bytes(most, 1, &[(layout, compute)], pool.threads())];
-    let sets: Vec<Isa> = Isa::available().into_iter().filter(|isa| *isa != Isa::Scalar).collect();
+    let ways = Way::all(Isa::current());
+    let ways: Vec<Way> = ways.iter().copied().filter(|way| way.block_kib == ways[0].block_kib).collect();
     for &rows in rows {
-        let mut seconds = vec![Vec::new(); sets.len()];
+        let mut seconds = vec![Vec::new(); ways.len()];
         for round in 0..=ROUNDS {
-            for (isa, seconds) in sets.iter().zip(&mut seconds) {
+            for (way, seconds) in ways.iter().zip(&mut seconds) {
                 let start = Instant::now();
                 for copy in 0..copies {
                     let weight = &memory[copy * bytes..][..bytes];
                     let segment = Segment { weight, layout, scales: None, bias: None, compute };
                     let (x, y) = (Matrix::dense(&x, rows, k), MatrixMut::dense(&mut out, rows, n));
-                    gemm(*isa, pool, x, &[segment], y, Epilogue::None, &mut workspace).unwrap();
+                    gemm(*way, pool, x, &[segment], y, Epilogue::None, &mut workspace).unwrap();
                 }
                 if round > 0 {
                     seconds.push(start.elapsed().as_secs_f64());
@@ -239,10 +240,10 @@ fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 
             }
         }
         print!("{dtype} {compute:?} {n}x{k} {rows:4} rows, Gop/s:");
-        for (isa, mut seconds) in sets.iter().zip(seconds) {
+        for (way, mut seconds) in ways.iter().zip(seconds) {
             seconds.sort_by(f64::total_cmp);
             let rate = 2.0 * (rows * n * k * copies) as f64 / seconds[ROUNDS / 2] / 1e9;
-            print!(" {} {rate:5.0}", isa.name());
+            print!(" {} {rate:5.0}", way.name());
         }
         println!();
     }

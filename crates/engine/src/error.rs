@@ -100,6 +100,9 @@ pub enum EngineError {
         /// Its logit.
         value: f32,
     },
+    /// The known answer differs from one run to the next.
+    #[error("a known sequence computed twice gave different logits: the device computes wrongly now and then")]
+    NotRepeated,
     /// A grammar that can't be compiled, is too large, or can't be fulfilled.
     #[error("the grammar: {reason}; simplify it, or ask without one")]
     Grammar {

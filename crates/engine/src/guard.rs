@@ -160,6 +160,20 @@ impl Engine {
         }
     }
 
+    /// The known answer, if it is the same every time.
+    ///
+    /// # Errors
+    /// As [`Engine::known_answer`], or that answers differ.
+    pub(crate) fn repeated_answer(&mut self, runs: u32) -> Result<KnownAnswer, EngineError> {
+        let first = self.known_answer()?;
+        for _ in 1..runs {
+            if self.known_answer()?.digest != first.digest {
+                return Err(EngineError::NotRepeated);
+            }
+        }
+        Ok(first)
+    }
+
     /// Computes a row of a step once more, if it is time, and compares.
     ///
     /// # Errors

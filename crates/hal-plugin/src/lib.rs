@@ -7,6 +7,8 @@
 
 mod failure;
 mod record;
+mod variant;
 
 pub use failure::{Failure, caught, guard};
 pub use record::{Static, answer, array, element, sized, sized_ref, static_text, write_text};
+pub use variant::{VariantRange, variant_named, variant_record, write_variant};

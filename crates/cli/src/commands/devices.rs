@@ -185,17 +185,6 @@ const ABILITIES: &[(u32, &str)] = &[
     (abi::QHAL_DTYPE_CAN_MATRIX, "matrix"),
 ];
 
-const fn kind_name(kind: u32) -> &'static str {
-    match kind {
-        abi::QHAL_KIND_CPU => "cpu",
-        abi::QHAL_KIND_GPU => "gpu",
-        abi::QHAL_KIND_NPU => "npu",
-        abi::QHAL_KIND_SIMULATED => "simulated",
-        abi::QHAL_KIND_NULL => "null",
-        _ => "unknown",
-    }
-}
-
 impl Devices {
     /// Runs the command.
     ///
@@ -279,7 +268,7 @@ impl Report {
             plugin: manifest.name.clone(),
             plugin_version: manifest.version.clone(),
             index: info.index,
-            kind: kind_name(info.kind),
+            kind: plugins::kind_name(info.kind),
             name: info.name.clone(),
             fingerprint: info.fingerprint.clone(),
             compute_units: caps.compute_units,

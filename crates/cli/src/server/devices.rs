@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
+use jiff::Timestamp;
 use qwen_dispatch::{HardwareProfile, ProbeOptions, ProfileCache};
 use qwen_engine::{
     Build, DeviceRates, Engine, EngineOptions, Fleet, GuardOptions, Instance, InstanceReport, LoadOptions, Place,
@@ -28,14 +29,6 @@ const REFERENCE_BYTES: u64 = 2 << 30;
 /// which takes longer and replaces it.
 const PROBE: ProbeOptions = ProbeOptions { each: Duration::from_millis(5), memory: 64 << 20 };
 
-/// Names of `QHAL_KIND_*`.
-const KINDS: &[(u32, &str)] = &[
-    (abi::QHAL_KIND_CPU, "cpu"),
-    (abi::QHAL_KIND_GPU, "gpu"),
-    (abi::QHAL_KIND_NPU, "npu"),
-    (abi::QHAL_KIND_SIMULATED, "simulated"),
-    (abi::QHAL_KIND_NULL, "null"),
-];
 /// Names of `QHAL_HEALTH_*`.
 const STATES: &[(u32, &str)] = &[
     (abi::QHAL_HEALTH_OK, "ok"),
@@ -45,8 +38,8 @@ const STATES: &[(u32, &str)] = &[
     (abi::QHAL_HEALTH_LOST, "lost"),
 ];
 
-fn name_of(names: &[(u32, &'static str)], number: u32) -> String {
-    names.iter().find(|(known, _)| *known == number).map_or("unknown", |(_, name)| name).to_owned()
+fn state_name(state: u32) -> &'static str {
+    STATES.iter().find(|(known, _)| *known == state).map_or("unknown", |(_, name)| name)
 }
 
 /// What every instance of a server needs.
@@ -73,7 +66,7 @@ pub(super) fn instances(
     let (mut instances, mut sources) = (Vec::new(), Rates::new());
     for name in arguments.device.each() {
         let device = placer.open(&name)?;
-        let shown = if name.plugin == plugins::AUTO { device_name(&device) } else { name.to_string() };
+        let shown = if name.plugin == plugins::AUTO { plugins::name_of(&device) } else { name.to_string() };
         if sources.contains_key(&shown) {
             let help = "name each device once";
             return Err(CliError::input("--device", "different devices", format!("{shown} twice"), help));
@@ -99,10 +92,6 @@ pub(super) fn reference(arguments: &DeviceArguments, common: &Common) -> Option<
             model::load_on(&common.path, device.into(), &load).map_err(|error| sentence(&error))
         })
     })
-}
-
-fn device_name(device: &Device) -> String {
-    format!("{}:{}", device.plugin().name(), device.info().index)
 }
 
 fn build(placer: Arc<Placer>, name: DeviceName, device: Device, common: Common, rates: Option<DeviceRates>) -> Build {
@@ -184,8 +173,8 @@ fn report(instance: &InstanceReport, rates: &str) -> DeviceReport {
     DeviceReport {
         name: instance.name.clone(),
         title: instance.title.clone(),
-        kind: name_of(KINDS, instance.kind),
-        status: health.map_or_else(|| "unknown".into(), |health| name_of(STATES, health.state)),
+        kind: plugins::kind_name(instance.kind).to_owned(),
+        status: health.map_or("unknown", |health| state_name(health.state)).to_owned(),
         trust: instance.trust.name().to_owned(),
         reason: (!instance.reason.is_empty()).then(|| instance.reason.clone()),
         temperature: health.and_then(|health| health.temperature).map(|degrees| (10.0 * degrees).round() / 10.0),
@@ -193,7 +182,7 @@ fn report(instance: &InstanceReport, rates: &str) -> DeviceReport {
         memory_util: health.and_then(|health| memory_share(health, instance.memory_total)).and_then(percent),
         power: health.and_then(|health| health.power).map(|watts| (10.0 * watts).round() / 10.0),
         error_count: counted.max(stats.device_errors + stats.guard_mismatches) + uncorrected,
-        last_reset_time: instance.last_reset.map(utc),
+        last_reset_time: instance.last_reset.and_then(utc),
         step_compute_util: percent(stats.compute_utilisation).unwrap_or(0.0),
         step_bandwidth_util: percent(stats.bandwidth_utilisation).unwrap_or(0.0),
         hli: stats.hli,
@@ -215,20 +204,9 @@ fn memory_share(health: &Health, total: Option<u64>) -> Option<f64> {
     }
 }
 
-/// A time as RFC 3339 writes it, in whole seconds.
-fn utc(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March have the leap day last; 400 of them have 146,097 days. From 1 March of year 0.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = 400 * era + year_of_era + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+/// A time as RFC 3339 writes it, in whole seconds; none outside the years that it can write.
+fn utc(time: SystemTime) -> Option<String> {
+    Timestamp::try_from(time).ok().map(|time| format!("{time:.0}"))
 }
 
 /// The topology of this machine.
@@ -238,18 +216,17 @@ pub(super) fn topology() -> Topology {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
 
     #[test]
     fn times_in_utc() {
-        let at = |seconds| utc(UNIX_EPOCH + Duration::from_secs(seconds));
+        let at = |seconds: u64| utc(UNIX_EPOCH + Duration::from_millis(1000 * seconds + 400));
         // By `date -u -d @N +%FT%TZ`.
-        assert_eq!(at(0), "1970-01-01T00:00:00Z");
-        assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");
-        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(at(1_709_251_199), "2024-02-29T23:59:59Z");
-        assert_eq!(at(1_735_689_600), "2025-01-01T00:00:00Z");
-        assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00Z");
+        assert_eq!(at(0).as_deref(), Some("1970-01-01T00:00:00Z"));
+        assert_eq!(at(951_782_400).as_deref(), Some("2000-02-29T00:00:00Z"));
+        assert_eq!(at(1 << 40), None);
     }
 
     #[test]

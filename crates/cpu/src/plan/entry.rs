@@ -8,9 +8,11 @@ use qwen_hal_abi::{
     QHAL_UNIMPLEMENTED, qhal_device, qhal_error, qhal_launch_args, qhal_op_desc, qhal_plan, qhal_plan_info,
     qhal_plan_opts, qhal_slice, qhal_str, qhal_stream, qhal_support, qhal_variant, qhal_variants_api,
 };
+use qwen_hal_plugin::{variant_named, write_variant};
 
 use super::desc::Desc;
 use super::launch::Launch;
+use super::variants::Variant;
 use super::{FLAGS, Op, Plan};
 use crate::api::{Device, Failure, LINE, Stream, buffer_of_slice, caught, guard, sized, write_text};
 use crate::kernels::gemm::Way;
@@ -109,14 +111,7 @@ unsafe extern "C" fn create_as(
     unsafe {
         guard(err, || {
             let device = Device::of(device)?;
-            let name =
-                if name.data.is_null() { &[][..] } else { std::slice::from_raw_parts(name.data, name.len as usize) };
-            let ways = Way::all(device.isa);
-            let way = ways.iter().find(|way| way.name().as_bytes() == name).copied().ok_or_else(|| {
-                let names: Vec<String> = ways.iter().map(|way| way.name()).collect();
-                let found = String::from_utf8_lossy(name);
-                Failure::unsupported(format!("variant {found:?}, expected one of {}", names.join(", ")))
-            })?;
+            let way = variant_named(Way::all(device.isa), |way| way.name(), name)?;
             create_by(device, desc, opts, way, out, info)
         })
     }
@@ -124,17 +119,7 @@ unsafe extern "C" fn create_as(
 
 unsafe extern "C" fn variant(plan: *mut qhal_plan, index: u32, out: *mut qhal_variant, err: *mut qhal_error) -> i32 {
     // SAFETY: the host passes a plan of ours and a record of the size that it states.
-    unsafe {
-        guard(err, || {
-            let (variants, out) = (plan_of(plan)?.variants(), sized(out)?);
-            let variant = variants.get(index as usize);
-            let variant = variant.ok_or_else(|| Failure::out_of_range(format!("of {} variants", variants.len())))?;
-            let struct_size = out.struct_size;
-            *out = variant.raw();
-            out.struct_size = struct_size;
-            Ok(())
-        })
-    }
+    unsafe { guard(err, || write_variant(plan_of(plan)?.variants(), index, Variant::record, out)) }
 }
 
 /// The `variants` extension.

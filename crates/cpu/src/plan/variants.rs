@@ -1,11 +1,11 @@
 //! What a plan tells of the ways it computes in: the path of each range of sizes, for the way that it takes and for the others that this
 //! processor has. Ranges come from the functions that launches decide by.
 
-use qwen_hal_abi::{QHAL_VARIANT_CHOSEN, qhal_variant};
+use qwen_hal_abi::qhal_variant;
+use qwen_hal_plugin::{VariantRange, variant_record};
 
 use super::desc::Extent;
 use super::{Op, Plan};
-use crate::api::write_text;
 use crate::kernels::attention::TILING;
 use crate::kernels::gemm::{Path, Way};
 
@@ -15,33 +15,16 @@ pub(crate) struct Variant {
     way: String,
     family: &'static str,
     tiling: String,
-    range: Option<Range>,
+    range: Option<VariantRange>,
     chosen: bool,
 }
 
 impl Variant {
-    pub(super) fn raw(&self) -> qhal_variant {
-        let (symbol, min, max) = self.range.unwrap_or((u32::MAX, 0, i64::MAX));
-        let mut raw = qhal_variant {
-            struct_size: size_of::<qhal_variant>() as u32,
-            flags: if self.chosen { QHAL_VARIANT_CHOSEN } else { 0 },
-            symbol,
-            reserved: 0,
-            min,
-            max,
-            family: [0; 32],
-            tiling: [0; 64],
-            name: [0; 32],
-        };
-        write_text(&mut raw.family, self.family);
-        write_text(&mut raw.tiling, &self.tiling);
-        write_text(&mut raw.name, &self.way);
-        raw
+    pub(super) fn record(&self) -> qhal_variant {
+        variant_record(&self.way, self.family, &self.tiling, self.range, self.chosen)
     }
 }
 
-/// Symbol of a launch, and its smallest and largest value; none: all launches.
-type Range = (u32, i64, i64);
 /// (first row, family, tiling), ascending.
 type Steps = Vec<(usize, &'static str, String)>;
 
@@ -105,13 +88,15 @@ fn step(rows: usize, path: Path, isa: &str, block: usize) -> (usize, &'static st
     match path {
         Path::OneRow { ahead: true } => (rows, "int8_stream_ahead", format!("{isa}_1x16")),
         Path::OneRow { ahead: false } => (rows, "int8_stream", format!("{isa}_1x16")),
+        Path::FewRows { ahead: true } => (rows, "int8_rows_ahead", format!("{isa}_8x16")),
+        Path::FewRows { ahead: false } => (rows, "int8_rows", format!("{isa}_8x16")),
         Path::Vectors => (rows, "int8_vectors", format!("{isa}_16x16_block{block}")),
         Path::Tiles => (rows, "int8_tiles", format!("{isa}_16x16_block{block}")),
     }
 }
 
 /// Steps in rows as ranges of the symbol that rows are a multiple of; one without a range if rows are fixed.
-fn ranges(rows: Option<Extent>, steps: Steps) -> Vec<(Option<Range>, &'static str, String)> {
+fn ranges(rows: Option<Extent>, steps: Steps) -> Vec<(Option<VariantRange>, &'static str, String)> {
     let symbol = rows.and_then(|rows| Some((rows.symbol()?, rows.max)));
     let Some(((factor, symbol), most)) = symbol else {
         // The step that holds the fixed number, or the one with most to say.

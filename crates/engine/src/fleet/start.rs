@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::supervisor::Supervisor;
 use super::{Build, Condition, Fleet, FleetOptions, Instance, Live, Seat, Shared, Trust};
 use crate::stats::EngineStats;
-use crate::{Engine, EngineHandle, KnownAnswer};
+use crate::{EngineHandle, KnownAnswer};
 
 /// Most divergence of a device's known answer from the host's, in nats. Rounding gives less than 0.002 in the mean over
 /// sensible texts; the known sequence is no text and short, so there is room. Garbage is far above.
@@ -76,7 +76,7 @@ impl Fleet {
             let device = engine.loaded().model.device().clone();
             let kind = format!("{} {}", device.plugin().name(), device.info().fingerprint);
             let is_host = device.info().kind == QHAL_KIND_CPU;
-            let answer = options.tests.map(|_| twice(&mut engine));
+            let answer = options.tests.map(|_| engine.repeated_answer(2).map_err(|error| error.to_string()));
             made.push(Made { name, kind, is_host, answer });
             engines.push((engine, place, build));
         }
@@ -137,14 +137,6 @@ impl Fleet {
         std::thread::Builder::new().name("supervisor".into()).spawn(move || supervisor.run())?;
         Ok(Self(shared))
     }
-}
-
-/// The known answer, if it is the same twice.
-fn twice(engine: &mut Engine) -> Result<KnownAnswer, String> {
-    let mut ask = || engine.known_answer().map_err(|error| error.to_string());
-    let first = ask()?;
-    let second = ask()?;
-    if first == second { Ok(first) } else { Err("a known sequence computed twice gave different logits".into()) }
 }
 
 /// The host's answer: that of a device which is the host, or of an engine that is made for it.

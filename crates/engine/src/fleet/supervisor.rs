@@ -287,16 +287,11 @@ impl Supervisor {
 
 /// The known answer, so many times.
 fn ask(engine: &mut Engine, runs: u32) -> Found {
-    let mut digest = None;
-    for _ in 0..runs.max(1) {
-        match engine.known_answer() {
-            Ok(answer) if digest.is_none_or(|digest| digest == answer.digest) => digest = Some(answer.digest),
-            Ok(_) => return Found::Wrong("a known sequence computed twice gave different logits".into()),
-            Err(error) if is_no_room(&error) => return Found::NoRoom,
-            Err(error) => return Found::Wrong(error.to_string()),
-        }
+    match engine.repeated_answer(runs) {
+        Ok(answer) => Found::Answer(answer.digest),
+        Err(error) if is_no_room(&error) => Found::NoRoom,
+        Err(error) => Found::Wrong(error.to_string()),
     }
-    digest.map_or(Found::NoRoom, Found::Answer)
 }
 
 fn build(seat: &Seat) -> Result<Box<Live>, String> {

@@ -1,15 +1,15 @@
 //! The extension `variants`: how a plan cuts its products, at which sizes, and which other ways there are.
 
 use qwen_hal_abi::{
-    QHAL_VARIANT_CHOSEN, qhal_device, qhal_error, qhal_op_desc, qhal_plan, qhal_plan_info, qhal_plan_opts, qhal_str,
-    qhal_variant, qhal_variants_api,
+    qhal_device, qhal_error, qhal_op_desc, qhal_plan, qhal_plan_info, qhal_plan_opts, qhal_str, qhal_variant,
+    qhal_variants_api,
 };
-use qwen_hal_plugin::array;
+use qwen_hal_plugin::{VariantRange, variant_named, variant_record, write_variant};
 
 use super::desc::Extent;
 use super::entry::{create_by, plan_of};
 use crate::device::Device;
-use crate::failure::{Failure, guard, sized, write_text};
+use crate::failure::guard;
 use crate::unit::{Cut, Unit};
 
 /// How a product is cut, and what decides which kernel a launch takes.
@@ -28,7 +28,7 @@ struct Variant {
     /// Rows of a tile.
     tile: usize,
     /// Symbol, its smallest and its largest value; none: every launch.
-    range: Option<(u32, i64, i64)>,
+    range: Option<VariantRange>,
 }
 
 impl Choice {
@@ -50,23 +50,10 @@ impl Choice {
 }
 
 impl Variant {
-    fn raw(&self, unit: &Unit, chosen: bool) -> qhal_variant {
-        let (symbol, min, max) = self.range.unwrap_or((u32::MAX, 0, i64::MAX));
-        let mut raw = qhal_variant {
-            struct_size: size_of::<qhal_variant>() as u32,
-            flags: if chosen { QHAL_VARIANT_CHOSEN } else { 0 },
-            symbol,
-            reserved: 0,
-            min,
-            max,
-            family: [0; 32],
-            tiling: [0; 64],
-            name: [0; 32],
-        };
-        write_text(&mut raw.family, if self.tile == 1 { "panels_by_row" } else { "panels_by_tile" });
-        write_text(&mut raw.tiling, &format!("{}x{}_group{}", self.tile, unit.facts.tiling.vector, self.cut.split));
-        write_text(&mut raw.name, &self.cut.name());
-        raw
+    fn record(&self, unit: &Unit, is_chosen: bool) -> qhal_variant {
+        let family = if self.tile == 1 { "panels_by_row" } else { "panels_by_tile" };
+        let tiling = format!("{}x{}_group{}", self.tile, unit.facts.tiling.vector, self.cut.split);
+        variant_record(&self.cut.name(), family, &tiling, self.range, is_chosen)
     }
 }
 
@@ -75,13 +62,9 @@ unsafe extern "C" fn variant(plan: *mut qhal_plan, index: u32, out: *mut qhal_va
     unsafe {
         guard(err, || {
             let (unit, choice) = plan_of(plan)?.choice();
-            let out = sized(out)?;
             let variants = choice.map(|choice| choice.variants(unit.facts.max_group)).unwrap_or_default();
-            let variant = variants.get(index as usize);
-            let variant = variant.ok_or_else(|| Failure::out_of_range(format!("of {} variants", variants.len())))?;
-            let chosen = choice.is_some_and(|choice| choice.cut == variant.cut);
-            *out = qhal_variant { struct_size: out.struct_size, ..variant.raw(unit, chosen) };
-            Ok(())
+            let is_chosen = |variant: &Variant| choice.is_some_and(|choice| choice.cut == variant.cut);
+            write_variant(&variants, index, |variant| variant.record(unit, is_chosen(variant)), out)
         })
     }
 }
@@ -99,13 +82,8 @@ unsafe extern "C" fn create_as(
     unsafe {
         guard(err, || {
             let unit = &Device::of(device)?.unit;
-            let name = array(name.data, u32::try_from(name.len).unwrap_or(u32::MAX))?;
-            let cuts: Vec<Cut> = Cut::all(unit.facts.tiling.cut, unit.facts.max_group).collect();
-            let cut = cuts.iter().find(|cut| cut.name().as_bytes() == name).copied().ok_or_else(|| {
-                let names: Vec<String> = cuts.iter().map(|cut| cut.name()).collect();
-                let found = String::from_utf8_lossy(name);
-                Failure::unsupported(format!("variant {found:?}, expected one of {}", names.join(", ")))
-            })?;
+            let cuts = Cut::all(unit.facts.tiling.cut, unit.facts.max_group);
+            let cut = variant_named(cuts, |cut| cut.name(), name)?;
             create_by(unit, desc, opts, cut, out, info)
         })
     }

@@ -82,6 +82,7 @@ pub(super) fn count_groups(set: &[u32]) -> usize {
 }
 
 /// The groups of a set that lie in a range.
+#[inline(always)]
 pub(super) fn groups_in(set: &[u32], range: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
     let mut next = range.start;
     std::iter::from_fn(move || {

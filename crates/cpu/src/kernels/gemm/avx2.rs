@@ -9,6 +9,7 @@ use std::arch::x86_64::*;
 use qwen_formats::DType;
 
 use super::activations::{self, Format, Term};
+use super::few::few_rows_entry;
 use super::form::PANEL;
 use super::sources::{gemv_entry, unpack_entry};
 use super::vector::Vector;
@@ -107,6 +108,7 @@ unsafe fn tile<const SUBS: usize>(
 struct Rows8(__m256i);
 
 unpack_entry!(Rows8, "avx2,fma,f16c");
+few_rows_entry!(Rows8, "avx2,fma,f16c");
 gemv_entry!(Rows8, "avx2,fma,f16c");
 
 /// A method's body. SAFETY: the trait's callers have the instructions and valid pointers.
@@ -196,6 +198,10 @@ impl Vector for Rows8 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
         vector!(_mm256_set1_ps(x))
+    }
+    #[inline(always)]
+    unsafe fn load_float(p: *const f32) -> __m256 {
+        vector!(_mm256_loadu_ps(p))
     }
     #[inline(always)]
     unsafe fn store_float(x: __m256, p: *mut f32) {

@@ -14,6 +14,7 @@ use std::arch::x86_64::*;
 use qwen_formats::DType;
 
 use super::activations::Format;
+use super::few::few_rows_entry;
 use super::sources::{gemv_entry, unpack_entry};
 use super::vector::Vector;
 use super::wide::{Ask, RUNS, WideGroup};
@@ -140,6 +141,7 @@ pub(super) unsafe fn multiply(
 struct Rows16(__m512i);
 
 unpack_entry!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+few_rows_entry!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 gemv_entry!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 
 /// A method's body. SAFETY: the trait's callers have the instructions and valid pointers.
@@ -229,6 +231,10 @@ impl Vector for Rows16 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
         vector!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    unsafe fn load_float(p: *const f32) -> __m512 {
+        vector!(_mm512_loadu_ps(p))
     }
     #[inline(always)]
     unsafe fn store_float(x: __m512, p: *mut f32) {

@@ -15,7 +15,7 @@
 //! | `activations` | rounding of x to int8 tiles |
 //! | `driver` | sharing work over threads, from panel to output |
 //! | `scalar`, `neon`, `avx2`, `avx512`, `amx` | integer products |
-//! | `vector`, `sources` | unpacking and one-row products for any vector register |
+//! | `vector`, `sources`, `few` | unpacking, products of one row and of a few rows for any vector register |
 //! | `float` | f32 products |
 //! | `epilogue` | bias, GLU, residual |
 
@@ -31,6 +31,8 @@ mod avx512_round;
 mod driver;
 mod epilogue;
 mod experts;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod few;
 mod float;
 mod form;
 mod layout;

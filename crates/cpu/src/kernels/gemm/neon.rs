@@ -344,20 +344,47 @@ pub(super) unsafe fn gemv(dtype: DType, format: Format, panel: &[u8], words: [&[
     }
 }
 
-/// One-row products with dot products.
+/// Adds the products of a panel of a type, or of those of its groups that are in `set`, with a tile of `width` rows.
+///
+/// # Safety
+/// `panel` is whole packed blocks.
+pub(super) unsafe fn few_rows(
+    dtype: DType,
+    format: Format,
+    panel: &[u8],
+    set: Option<&[u32]>,
+    width: usize,
+    words: &[u32],
+    acc: &mut [f32],
+) {
+    // SAFETY: the caller's promise; the instructions are asked for.
+    unsafe {
+        if has_neon_dot() {
+            by_sdot::few_rows::<0>(dtype, format, panel, set, width, words, acc);
+        } else {
+            by_smull::few_rows::<0>(dtype, format, panel, set, width, words, acc);
+        }
+    }
+}
+
+/// Products of one row and of a few with dot products.
 mod by_sdot {
+    use super::super::few::few_rows_entry;
     use super::super::sources::gemv_entry;
     use super::{DType, Format, Rows4, Sdot};
 
+    few_rows_entry!(Rows4<Sdot>, "neon,dotprod");
     gemv_entry!(Rows4<Sdot>, "neon,dotprod");
 }
 
-/// One-row products without, and unpacking.
+/// The same without, and unpacking.
 mod by_smull {
+    use super::super::few::few_rows_entry;
     use super::super::sources::{gemv_entry, unpack_entry};
     use super::{DType, Format, Rows4, Smull, WideGroup};
 
     unpack_entry!(Rows4<Smull>, "neon");
+    few_rows_entry!(Rows4<Smull>, "neon");
     gemv_entry!(Rows4<Smull>, "neon");
 }
 
@@ -468,6 +495,10 @@ impl<D: Dot> Vector for Rows4<D> {
     #[inline(always)]
     unsafe fn splat(x: f32) -> float32x4_t {
         vector!(vdupq_n_f32(x))
+    }
+    #[inline(always)]
+    unsafe fn load_float(p: *const f32) -> float32x4_t {
+        vector!(vld1q_f32(p))
     }
     #[inline(always)]
     unsafe fn store_float(x: float32x4_t, p: *mut f32) {

@@ -2,7 +2,7 @@
 
 use qwen_formats::blocks;
 
-use super::activations::{Format, Seconds, groups_in, padded_rows, tile_width};
+use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, tile_width};
 use super::experts::Block;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
@@ -172,20 +172,41 @@ impl Job<'_> {
 
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
         let path = self.way.path(self.block.rows, format.subs);
-        if let Path::OneRow { ahead } = path
-            && let Some(acc) = acc.first_chunk_mut()
-        {
-            self.one_row(form, format, ahead, acc);
-            if self.spiked.is_some() && self.terms[1].count > 0 {
-                self.add_spikes_of_one_row(form, format, wide, acc);
-            }
-            return;
-        }
         let firsts = padded_rows(self.terms[0].count) * PANEL;
         let (acc, second_acc) = acc.split_at_mut(firsts);
         let second_acc = &mut second_acc[..padded_rows(self.terms[1].count) * PANEL];
         acc.fill(0.0);
         second_acc.fill(0.0);
+        match path {
+            Path::OneRow { ahead } => {
+                self.one_row(form, format, ahead, acc);
+                if self.spiked.is_none() {
+                    return;
+                }
+                self.few_rows(form, format, false, self.terms[1], second_acc);
+            }
+            Path::FewRows { ahead } => {
+                self.few_rows(form, format, ahead, self.terms[0], acc);
+                self.few_rows(form, format, false, self.terms[1], second_acc);
+            }
+            Path::Vectors | Path::Tiles => self.by_stretches(form, format, path, wide, acc, second_acc),
+        }
+        for (i, second) in second_acc.as_chunks::<PANEL>().0.iter().enumerate().take(self.terms[1].count) {
+            let row = self.spiked.map_or(i, |spiked| spiked.rows[i] as usize);
+            add(&mut acc[row * PANEL..][..PANEL], second);
+        }
+    }
+
+    /// Unpacks the panel by stretches, each multiplied with all rows.
+    fn by_stretches(
+        &self,
+        form: Form,
+        format: Format,
+        path: Path,
+        wide: &mut [WideGroup],
+        acc: &mut [f32],
+        second_acc: &mut [f32],
+    ) {
         let mut products = Products::new(self.way.isa, form, path);
         let (wide, with_seconds) = wide.split_at_mut(CHUNK);
         let mut seconds_done = 0;
@@ -209,30 +230,6 @@ impl Job<'_> {
             self.tiles(&mut products, format, self.terms[1], seconds_done, wide, Ask::NOTHING, second_acc);
             seconds_done += wide.len();
         }
-        for (i, second) in second_acc.as_chunks::<PANEL>().0.iter().enumerate().take(self.terms[1].count) {
-            let row = self.spiked.map_or(i, |spiked| spiked.rows[i] as usize);
-            add(&mut acc[row * PANEL..][..PANEL], second);
-        }
-    }
-
-    /// Second terms of a block's only row: just the packed blocks with a spike are unpacked.
-    fn add_spikes_of_one_row(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32; PANEL]) {
-        let Some(Spiked { groups: set, .. }) = self.spiked else { return };
-        let mut products = Products::new(self.way.isa, form, Path::Vectors);
-        let mut second = [0.0; PANEL];
-        let wide = &mut wide[..form.groups()];
-        let mut unpacked = None;
-        for (i, group) in groups_in(set, 0..self.segment.layout.k() / GROUP).enumerate() {
-            let block = group / form.groups();
-            if unpacked != Some(block) {
-                let bytes = form.packed_block_bytes();
-                products.unpack(&self.panel_bytes()[block * bytes..][..bytes], wide);
-                unpacked = Some(block);
-            }
-            let wide = &wide[group % form.groups()..][..1];
-            self.tiles(&mut products, format, self.terms[1], i, wide, Ask::NOTHING, &mut second);
-        }
-        add(acc, &second);
     }
 
     /// All tiles times unpacked groups, from the tiles' `first_group` on. The first tile asks for what is unpacked next.
@@ -249,39 +246,69 @@ impl Job<'_> {
     ) {
         let group_words = format.group_words();
         let row_words = terms.groups * group_words;
-        let mut row = 0;
-        while row < terms.count {
-            let width = tile_width(terms.count - row);
+        for (row, width) in tiles(terms.count) {
             let first = row * row_words + first_group * group_words * width;
             let words = &terms.words[first..first + wide.len() * group_words * width];
             products.multiply(format, width, wide, words, ask, &mut acc[row * PANEL..][..width * PANEL]);
             ask = Ask::NOTHING;
-            row += width;
         }
     }
 
     /// The products of a block's only row straight from the packed form; second terms too, if they are everywhere. For
     /// [`Path::OneRow`], which vector instruction sets alone have.
-    fn one_row(&self, form: Form, format: Format, ahead: bool, acc: &mut [f32; PANEL]) {
+    fn one_row(&self, form: Form, format: Format, ahead: bool, acc: &mut [f32]) {
         let words = [self.terms[0].words, if self.spiked.is_none() { self.terms[1].words } else { &[] }];
+        let (dtype, panel) = (form.dtype, self.panel_bytes());
+        let Some(acc) = acc.first_chunk_mut() else { return };
         // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
         #[cfg(target_arch = "x86_64")]
         unsafe {
-            if self.way.isa >= Isa::Avx512 && ahead {
-                super::avx512::gemv::<{ crate::isa::AHEAD }>(form.dtype, format, self.panel_bytes(), words, acc);
-            } else if self.way.isa >= Isa::Avx512 {
-                super::avx512::gemv::<0>(form.dtype, format, self.panel_bytes(), words, acc);
-            } else {
-                super::avx2::gemv::<0>(form.dtype, format, self.panel_bytes(), words, acc);
+            match (self.way.isa >= Isa::Avx512, ahead) {
+                (true, true) => super::avx512::gemv::<{ crate::isa::AHEAD }>(dtype, format, panel, words, acc),
+                (true, false) => super::avx512::gemv::<0>(dtype, format, panel, words, acc),
+                (false, _) => super::avx2::gemv::<0>(dtype, format, panel, words, acc),
             }
         }
         // SAFETY: as above.
         #[cfg(target_arch = "aarch64")]
         unsafe {
-            super::neon::gemv(form.dtype, format, self.panel_bytes(), words, acc);
+            super::neon::gemv(dtype, format, panel, words, acc);
         }
-        let _ = (form, format, ahead, words, acc);
+        let _ = (dtype, format, ahead, panel, words, acc);
     }
+
+    /// The products of some terms straight from the packed form, for vector instruction sets.
+    fn few_rows(&self, form: Form, format: Format, ahead: bool, terms: Terms<'_>, acc: &mut [f32]) {
+        let all = terms.groups == self.segment.layout.k() / GROUP;
+        let set = self.spiked.map(|spiked| spiked.groups).filter(|_| !all);
+        let (dtype, panel, row_words) = (form.dtype, self.panel_bytes(), terms.groups * format.group_words());
+        for (row, width) in tiles(terms.count) {
+            let words = &terms.words[row * row_words..][..width * row_words];
+            let acc = &mut acc[row * PANEL..][..width * PANEL];
+            // SAFETY: the instructions were detected; the panel is whole blocks.
+            #[cfg(target_arch = "x86_64")]
+            unsafe {
+                match (self.way.isa >= Isa::Avx512, ahead) {
+                    (true, true) => {
+                        super::avx512::few_rows::<{ crate::isa::AHEAD }>(dtype, format, panel, set, width, words, acc);
+                    }
+                    (true, false) => super::avx512::few_rows::<0>(dtype, format, panel, set, width, words, acc),
+                    (false, _) => super::avx2::few_rows::<0>(dtype, format, panel, set, width, words, acc),
+                }
+            }
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            unsafe {
+                super::neon::few_rows(dtype, format, panel, set, width, words, acc);
+            }
+            let _ = (dtype, format, ahead, panel, set, width, words, acc);
+        }
+    }
+}
+
+/// First row and width of each tile of some rows.
+fn tiles(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).step_by(MAX_WIDTH).map(move |row| (row, tile_width(rows - row)))
 }
 
 /// Those groups of a stretch that are in a set, one behind the other.

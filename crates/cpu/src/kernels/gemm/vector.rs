@@ -43,6 +43,7 @@ pub(super) trait Vector: Copy {
     /// One half-precision number a row.
     unsafe fn half(p: *const u8) -> Self::Float;
     unsafe fn splat(x: f32) -> Self::Float;
+    unsafe fn load_float(p: *const f32) -> Self::Float;
     unsafe fn store_float(x: Self::Float, p: *mut f32);
     unsafe fn to_float(self) -> Self::Float;
     unsafe fn mul(a: Self::Float, b: Self::Float) -> Self::Float;

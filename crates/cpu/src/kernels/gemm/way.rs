@@ -3,6 +3,8 @@
 use super::activations::MAX_WIDTH;
 use crate::isa::Isa;
 
+/// Numbers of rows to try as the most that are multiplied straight from the packed form.
+const OTHER_FEW: [usize; 3] = [1, 4, 8];
 /// Bytes of activations that a block may take, so that they stay in a second-level cache of 1 MiB.
 const BLOCK_KIB: usize = 640;
 /// Others to try: for smaller and for larger caches.
@@ -15,6 +17,8 @@ pub struct Way {
     pub isa: Isa,
     /// One-row products ask for memory ahead (needs AVX-512).
     pub ahead: bool,
+    /// Most rows that are multiplied straight from the packed form.
+    pub few: usize,
     /// KiB of activations in a block.
     pub block_kib: usize,
 }
@@ -22,7 +26,13 @@ pub struct Way {
 impl From<Isa> for Way {
     fn from(isa: Isa) -> Self {
         let isa = isa.supported();
-        Self { isa, ahead: isa == Isa::Amx, block_kib: BLOCK_KIB }
+        // Until registers don't suffice for a group and the sums of all rows.
+        let few = match isa {
+            Isa::Amx | Isa::Avx512 => 12,
+            Isa::Avx2 => 8,
+            Isa::Neon | Isa::Scalar => 1,
+        };
+        Self { isa, ahead: isa == Isa::Amx, few, block_kib: BLOCK_KIB }
     }
 }
 
@@ -31,6 +41,11 @@ impl From<Isa> for Way {
 pub(crate) enum Path {
     /// One row: the weight is read once, as a stream.
     OneRow {
+        /// Memory is asked for ahead.
+        ahead: bool,
+    },
+    /// A few rows: the same, each group of inputs multiplied with all of them.
+    FewRows {
         /// Memory is asked for ahead.
         ahead: bool,
     },
@@ -46,6 +61,7 @@ impl Way {
         match self.isa {
             Isa::Scalar => Path::Vectors,
             _ if rows == 1 => Path::OneRow { ahead: self.ahead },
+            _ if rows <= self.few => Path::FewRows { ahead: self.ahead },
             #[cfg(target_arch = "x86_64")]
             Isa::Amx if super::amx::pays(rows, subgroups) => Path::Tiles,
             _ => Path::Vectors,
@@ -74,7 +90,8 @@ impl Way {
             _ => "",
         };
         let block = if self.block_kib == BLOCK_KIB { String::new() } else { format!("-block{}", self.block_kib) };
-        format!("{}{ahead}{block}", self.isa.name())
+        let few = if self.few == default.few { String::new() } else { format!("-few{}", self.few) };
+        format!("{}{ahead}{few}{block}", self.isa.name())
     }
 
     /// Every way that this processor has up to `isa`, the usual one first. Portable code is among them only where there is nothing else.
@@ -83,6 +100,10 @@ impl Way {
         let mut ways = vec![Self::from(isa)];
         if isa >= Isa::Avx512 {
             ways.push(Self { ahead: isa != Isa::Amx, ..ways[0] });
+        }
+        if isa != Isa::Scalar {
+            let default = ways[0];
+            ways.extend(OTHER_FEW.into_iter().filter(|few| *few != default.few).map(|few| Self { few, ..default }));
         }
         ways.extend(OTHER_BLOCKS.map(|block_kib| Self { block_kib, ..ways[0] }));
         let vector = |lower: &Isa| *lower < isa && *lower != Isa::Scalar;
