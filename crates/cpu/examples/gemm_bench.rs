@@ -3,7 +3,7 @@
 //! `cargo run --release -p qwen-cpu --example gemm_bench [-- FILTER]`: for each type and shape the rate of reading weights with one
 //! row (weights cycle through more memory than the caches hold) and the rate of products with 16 and 512 rows. FILTER is part
 //! of a line's label, e.g. `q4_0`. Threads: `GEMM_BENCH_THREADS`, default all. With `GEMM_BENCH_ROWS=8,16,64` instead: the rate of
-//! products with so many rows in every way, in turns.
+//! products with so many rows in every way, in turns, or in those of `GEMM_BENCH_WAYS=amx,avx512`.
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring tool")]
 
@@ -222,7 +222,12 @@ fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 
     let mut out = vec![0.0; most * n];
     let mut workspace = vec![0; workspace_bytes(most, 1, &[(layout, compute)], pool.threads())];
     let ways = Way::all(Isa::current());
-    let ways: Vec<Way> = ways.iter().copied().filter(|way| way.block_kib == ways[0].block_kib).collect();
+    let wanted = std::env::var("GEMM_BENCH_WAYS").unwrap_or_default();
+    let is_wanted = |way: &Way| match wanted.is_empty() {
+        true => way.block_kib == ways[0].block_kib,
+        false => wanted.split(',').any(|name| name == way.name()),
+    };
+    let ways: Vec<Way> = ways.iter().copied().filter(is_wanted).collect();
     for &rows in rows {
         let mut seconds = vec![Vec::new(); ways.len()];
         for round in 0..=ROUNDS {

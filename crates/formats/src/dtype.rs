@@ -103,16 +103,20 @@ impl DType {
         all
     };
 
+    #[inline]
     const fn row(self) -> (&'static str, usize, usize) {
-        let mut i = 0;
-        while i < TYPES.len() {
-            if TYPES[i].0 as u32 == self as u32 {
-                return (TYPES[i].1, TYPES[i].2, TYPES[i].3);
+        // Kernels ask for sizes within their loops.
+        static ROWS: [(&str, usize, usize); 256] = {
+            // A test walks every variant. Zero-length blocks make any misuse an error, not a wrong size.
+            let mut rows = [("unlisted", 1, 0); 256];
+            let mut i = 0;
+            while i < TYPES.len() {
+                rows[TYPES[i].0 as usize] = (TYPES[i].1, TYPES[i].2, TYPES[i].3);
+                i += 1;
             }
-            i += 1;
-        }
-        // Unreachable: a test walks every variant. Zero-length blocks make any misuse an error, not a wrong size.
-        ("unlisted", 1, 0)
+            rows
+        };
+        ROWS[self as usize & 255]
     }
 
     /// Stable numeric code.
@@ -131,11 +135,13 @@ impl DType {
     }
 
     /// Values per block; 1 for plain types.
+    #[inline]
     pub const fn block_len(self) -> usize {
         self.row().1
     }
 
     /// Bytes per block; the size of an element for plain types.
+    #[inline]
     pub const fn block_bytes(self) -> usize {
         self.row().2
     }

@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 
 use super::activations::{Format, padded_rows};
 use super::avx512::{tile_of, unroll};
-use super::wide::{Ask, RUNS, WideGroup};
+use super::wide::{Ask, RUNS, Tiles, WideGroup};
 
 /// Rows of a tile register.
 const TILE_ROWS: usize = 16;
@@ -30,14 +30,14 @@ pub(super) const fn pays(rows: usize, subgroups: usize) -> bool {
 }
 
 /// The tile registers of this thread, shaped; free again when dropped.
-pub(super) struct Tiles {
+pub(super) struct Registers {
     shape: (u8, u8),
 }
 
 #[repr(C, align(64))]
 struct Shapes([u8; 64]);
 
-impl Tiles {
+impl Registers {
     /// Registers without a shape.
     pub(super) const fn new() -> Self {
         Self { shape: (0, 0) }
@@ -63,7 +63,7 @@ impl Tiles {
     }
 }
 
-impl Drop for Tiles {
+impl Drop for Registers {
     fn drop(&mut self) {
         if self.shape != (0, 0) {
             // SAFETY: registers were shaped, so the instruction is there.
@@ -91,94 +91,103 @@ macro_rules! product {
     };
 }
 
-/// Buffers of sums: products are begun this many steps less one before their sums are used.
+/// Buffers of sums: of the products that are begun and of those whose sums are used.
 const BUFFERS: usize = 2;
 
 /// Sums of a step.
 #[repr(C, align(64))]
 struct Sums([[i32; 16]; TILE_ROWS]);
 
-/// Adds a stretch of a panel times a tile; the AMX twin of [`super::scalar::tile`], for signed codes.
+/// Adds a stretch of a panel times tiles of `W` rows; the AMX twin of [`super::scalar::tile`], for signed codes. The next
+/// product is begun before a product's sums are used, also from tile to tile.
 ///
 /// # Safety
-/// The processor has AVX-512 F, BW, VL, DQ and AMX int8, which the process may use. `words` holds `wide.len()` groups of a tile
-/// of `W` rows, `acc` W x 16.
+/// The processor has AVX-512 F, BW, VL, DQ and AMX int8, which the process may use. Every tile's words are `wide.len()` groups
+/// of `W` rows.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn tile<const HALVES: usize, const SUBS: usize, const MIN: bool, const W: usize>(
-    tiles: &mut Tiles,
+    registers: &mut Registers,
     wide: &[WideGroup],
-    words: &[u32],
+    tiles: Tiles<'_>,
     ask: Ask,
     acc: &mut [f32],
 ) {
     let runs = RUNS / SUBS;
     let sub_words = W * (runs + 3);
-    assert!(words.len() >= wide.len() * SUBS * sub_words && acc.len() >= W * 16);
     let steps = wide.len() * SUBS;
+    let Some(last) = tiles.count.checked_sub(1) else { return };
+    assert!(tiles.words.len() >= last * tiles.stride + steps * sub_words && acc.len() >= tiles.count * W * 16);
     let acc = acc.as_mut_ptr();
-    let words = words.as_ptr();
     let mut sums = [const { MaybeUninit::<Sums>::uninit() }; BUFFERS];
     // SAFETY: the assertion covers all that is read and written below; instructions by the caller's promise.
     unsafe {
-        tiles.shape(W as u8, runs as u8);
-        let products = |step: usize, sums: *mut Sums| {
+        registers.shape(W as u8, runs as u8);
+        let products = |tile: usize, step: usize, sums: *mut Sums| {
             let weights = wide.as_ptr().add(step / SUBS).cast::<u8>().add(step % SUBS * runs * 64);
-            let x = words.add(step * sub_words).cast::<u8>();
+            let x = tiles.words.as_ptr().add(tile * tiles.stride + step * sub_words).cast::<u8>();
             product!("0", "1", "2", x, runs * 4, weights, sums);
         };
-        let mut y = [_mm512_setzero_ps(); W];
-        for (t, y) in y.iter_mut().enumerate() {
-            *y = _mm512_loadu_ps(acc.add(16 * t));
-        }
         let base = sums.as_mut_ptr().cast::<Sums>();
-        for step in 0..steps.min(BUFFERS - 1) {
-            products(step, base.add(step));
+        let mut buffer = 0;
+        if steps > 0 {
+            products(0, 0, base);
         }
-        for step in 0..steps {
-            if step % SUBS == 0 {
-                ask.group(step / SUBS);
+        for tile in 0..tiles.count {
+            let ask = ask.from_row(tile * W);
+            let acc = acc.add(tile * W * 16);
+            let words = tiles.words.as_ptr().add(tile * tiles.stride);
+            let mut y = [_mm512_setzero_ps(); W];
+            for (t, y) in y.iter_mut().enumerate() {
+                *y = _mm512_loadu_ps(acc.add(16 * t));
             }
-            let ahead = step + BUFFERS - 1;
-            if ahead < steps {
-                products(ahead, base.add(ahead % BUFFERS));
-            }
-            let sums = base.add(step % BUFFERS).cast::<i32>();
-            let group = &wide[step / SUBS];
-            let half = if HALVES == 2 { step % SUBS } else { 0 };
-            let scale = _mm512_load_ps(group.scale[half].as_ptr());
-            let min = _mm512_load_ps(group.min[half].as_ptr());
-            let meta = words.add(step * sub_words + W * runs).cast::<f32>();
-            unroll!(t < W, {
-                let sum = _mm512_load_si512(sums.add(16 * t).cast());
-                let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*meta.add(t)));
-                y[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), y[t]);
-                if MIN {
-                    y[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(*meta.add(W + t)), y[t]);
+            for step in 0..steps {
+                if step % SUBS == 0 {
+                    ask.group(step / SUBS);
                 }
-            });
-        }
-        for (t, y) in y.into_iter().enumerate() {
-            _mm512_storeu_ps(acc.add(16 * t), y);
+                if step < W {
+                    ask.row(step);
+                }
+                let begun = base.add(buffer).cast::<i32>();
+                buffer = (buffer + 1) % BUFFERS;
+                if step + 1 < steps {
+                    products(tile, step + 1, base.add(buffer));
+                } else if tile < last {
+                    products(tile + 1, 0, base.add(buffer));
+                }
+                let group = &wide[step / SUBS];
+                let half = if HALVES == 2 { step % SUBS } else { 0 };
+                let scale = _mm512_load_ps(group.scale[half].as_ptr());
+                let min = _mm512_load_ps(group.min[half].as_ptr());
+                let meta = words.add(step * sub_words + W * runs).cast::<f32>();
+                unroll!(t < W, {
+                    let sum = _mm512_load_si512(begun.add(16 * t).cast());
+                    let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*meta.add(t)));
+                    y[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), y[t]);
+                    if MIN {
+                        y[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(*meta.add(W + t)), y[t]);
+                    }
+                });
+            }
+            for (t, y) in y.into_iter().enumerate() {
+                _mm512_storeu_ps(acc.add(16 * t), y);
+            }
         }
     }
 }
 
-/// Adds a stretch of a panel, codes signed, times a tile of `width` rows to `acc`.
+/// Adds a stretch of a panel, codes signed, times tiles to `acc`.
 ///
 /// # Safety
 /// As [`tile`].
-#[expect(clippy::too_many_arguments, reason = "what a tile is made of")]
 pub(super) unsafe fn multiply(
-    tiles: &mut Tiles,
+    registers: &mut Registers,
     format: Format,
-    halves: usize,
-    has_min: bool,
-    width: usize,
+    (halves, has_min): (usize, bool),
     wide: &[WideGroup],
-    words: &[u32],
+    tiles: Tiles<'_>,
     ask: Ask,
     acc: &mut [f32],
 ) {
     // SAFETY: the caller's promise.
-    unsafe { tile_of!(tile, format, halves, has_min, width, (tiles, wide, words, ask, acc)) }
+    unsafe { tile_of!(tile, format, halves, has_min, tiles.width, (registers, wide, tiles, ask, acc)) }
 }

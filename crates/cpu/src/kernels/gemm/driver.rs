@@ -465,7 +465,9 @@ impl<'a> Problem<'a> {
         let first = panel * PANEL;
         let mut bias = [None; 2];
         for (side, segment) in used.iter().enumerate() {
-            self.job(segment, panel, block, words, worker, side);
+            let out =
+                (side + 1 == used.len()).then(|| self.out.row_ptr(block.first_row).wrapping_add(first_col + first));
+            self.job(segment, panel, block, words, worker, (side, out));
             let n = segment.layout.n();
             bias[side] =
                 segment.bias.map(|bias| &bias[block.expert * n + first..block.expert * n + n.min(first + PANEL)]);
@@ -492,14 +494,16 @@ impl<'a> Problem<'a> {
         block: Block,
         words: &Words<'_>,
         worker: &mut Worker<'_>,
-        side: usize,
+        (side, out): (usize, Option<*mut f32>),
     ) {
-        let (terms, spiked) = match Mode::of(&segment.layout, segment.compute) {
+        let mode = Mode::of(&segment.layout, segment.compute);
+        let (terms, spiked) = match mode {
             Mode::Rounded(_, format, seconds) => words.terms(format, seconds, segment.layout.k(), block),
             _ => Default::default(),
         };
         let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
-        let job = Job { way: self.way, segment, panel, block, terms, spiked, tokens: &tokens };
+        let (out, out_stride) = out.map_or((std::ptr::null(), 0), |out| (out.cast_const(), self.out.stride));
+        let job = Job { way: self.way, segment, mode, panel, block, terms, spiked, tokens: &tokens, out, out_stride };
         // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
         unsafe { job.run(worker, side) };
     }

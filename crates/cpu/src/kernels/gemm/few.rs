@@ -8,6 +8,8 @@
 //!
 //! Bits: the operations on each output, in order, are those of [`super::scalar::tile`].
 
+#![expect(clippy::needless_range_loop, reason = "registers by number: an iterator would move them through memory")]
+
 use super::activations::groups_in;
 use super::sources::Source;
 use super::vector::Vector;
@@ -36,8 +38,8 @@ pub(super) unsafe fn tile<V: Vector, S: Source, const SUBS: usize, const W: usiz
         // SAFETY: lengths were checked; instructions by the caller's promise.
         unsafe {
             let mut y = [V::splat(0.0); W];
-            for (t, y) in y.iter_mut().enumerate() {
-                *y = V::load_float(acc.add(16 * t));
+            for t in 0..W {
+                y[t] = V::load_float(acc.add(16 * t));
             }
             let (mut all, mut listed) = (0..groups, set.map(|set| groups_in(set, 0..groups)));
             // A closure for the body would not have the caller's instructions.
@@ -55,26 +57,27 @@ pub(super) unsafe fn tile<V: Vector, S: Source, const SUBS: usize, const W: usiz
                     let half = if S::HALVES == 2 { sub } else { 0 };
                     let meta = at.add(W * runs);
                     let mut sums = [V::splat32(0); W];
-                    for (t, sum) in sums.iter_mut().enumerate() {
-                        *sum = S::begin::<V>(meta.add(2 * W + t));
+                    for t in 0..W {
+                        sums[t] = S::begin::<V>(meta.add(2 * W + t));
                     }
                     for run in 0..runs {
-                        for (t, sum) in sums.iter_mut().enumerate() {
-                            *sum = S::dot::<V, 1>(*sum, [weights.codes[sub * runs + run]], at.add(t * runs + run));
+                        for t in 0..W {
+                            let codes = [weights.codes[sub * runs + run]];
+                            sums[t] = S::dot::<V, 1>(sums[t], codes, at.add(t * runs + run));
                         }
                     }
-                    for (t, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
+                    for t in 0..W {
                         let scale = V::mul(weights.scale[half], V::splat(*meta.add(t).cast::<f32>()));
-                        *y = V::fma(scale, sum.to_float(), *y);
+                        y[t] = V::fma(scale, sums[t].to_float(), y[t]);
                         if S::HAS_MIN {
-                            *y = V::fma(weights.min[half], V::splat(*meta.add(W + t).cast::<f32>()), *y);
+                            y[t] = V::fma(weights.min[half], V::splat(*meta.add(W + t).cast::<f32>()), y[t]);
                         }
                     }
                     at = at.add(sub_words);
                 }
             }
-            for (t, y) in y.into_iter().enumerate() {
-                V::store_float(y, acc.add(16 * t));
+            for t in 0..W {
+                V::store_float(y[t], acc.add(16 * t));
             }
         }
     }

@@ -16,6 +16,7 @@ pub struct WeightLayout {
     n: usize,
     k: usize,
     block: Option<[usize; 2]>,
+    row_bytes: usize,
     source_bytes: usize,
     packed_bytes: usize,
 }
@@ -43,11 +44,11 @@ impl WeightLayout {
         let row_bytes = (k / dtype.block_len()).checked_mul(dtype.block_bytes());
         let bytes = |rows: usize| row_bytes.and_then(|bytes| bytes.checked_mul(rows));
         let padded = n.checked_next_multiple_of(PANEL).and_then(bytes);
-        let (Some(source_bytes), Some(padded)) = (bytes(n), padded) else {
+        let (Some(row_bytes), Some(source_bytes), Some(padded)) = (row_bytes, bytes(n), padded) else {
             return Err(KernelError::Shape { op: OP, what: "outputs", expected: isize::MAX as usize / k, found: n });
         };
         let packed_bytes = if form.is_some() { padded } else { 0 };
-        Ok(Self { dtype, n, k, block, source_bytes, packed_bytes })
+        Ok(Self { dtype, n, k, block, row_bytes, source_bytes, packed_bytes })
     }
 
     /// Storage type of the file.
@@ -112,7 +113,7 @@ impl WeightLayout {
 
     /// Bytes of a row in the file.
     pub(super) const fn row_bytes(&self) -> usize {
-        self.source_bytes / self.n
+        self.row_bytes
     }
 
     /// Brings the file's bytes into the packed form, on all threads.

@@ -7,13 +7,12 @@ use super::experts::Block;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
 use super::way::{Path, Way};
-use super::wide::{Ask, GROUP, WideGroup};
+use super::wide::{Ask, GROUP, Tiles, WideGroup};
 use super::{Compute, Segment, WeightLayout};
 use crate::isa::Isa;
 
-/// Groups that are unpacked at a time: 12 KiB, which stay in the first-level cache beside a tile's activations. A multiple of the
-/// groups of every type's block.
-pub(super) const CHUNK: usize = 16;
+/// Most groups that are unpacked at a time: 13.5 KiB, which stay in the first-level cache beside a tile's activations.
+pub(super) const CHUNK: usize = 18;
 
 /// How a weight meets its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +79,7 @@ pub(super) struct Worker<'a> {
 pub(super) struct Job<'a> {
     pub(super) way: Way,
     pub(super) segment: &'a Segment<'a>,
+    pub(super) mode: Mode,
     pub(super) panel: usize,
     pub(super) block: Block,
     /// First terms of the block's rows, and second terms; empty for f32 products.
@@ -88,6 +88,10 @@ pub(super) struct Job<'a> {
     pub(super) spiked: Option<Spiked<'a>>,
     /// Address of the activations of the block's `i`-th row.
     pub(super) tokens: &'a dyn Fn(usize) -> *const f32,
+    /// Where the panel's results for the first row will be written.
+    pub(super) out: *const f32,
+    /// From row to row; 0 if they are not to be asked for.
+    pub(super) out_stride: usize,
 }
 
 impl Job<'_> {
@@ -106,7 +110,7 @@ impl Job<'_> {
     pub(super) unsafe fn run(&self, worker: &mut Worker<'_>, side: usize) {
         let Worker { acc, wide, values } = worker;
         let acc = &mut *acc[side];
-        match Mode::of(&self.segment.layout, self.segment.compute) {
+        match self.mode {
             Mode::InPlace(plain) => {
                 // SAFETY: the caller's promise.
                 unsafe { self.float(plain, self.panel_bytes(), acc) };
@@ -210,15 +214,20 @@ impl Job<'_> {
         let mut products = Products::new(self.way.isa, form, path);
         let (wide, with_seconds) = wide.split_at_mut(CHUNK);
         let mut seconds_done = 0;
-        let chunk_bytes = CHUNK / form.groups() * form.packed_block_bytes();
-        for (i, packed) in self.panel_bytes().chunks(chunk_bytes).enumerate() {
-            let first_group = i * CHUNK;
+        // Stretches of nearly the same length: a short one would cost more than its share.
+        let blocks = self.panel_bytes().len() / form.packed_block_bytes();
+        let stretches = blocks.div_ceil(CHUNK / form.groups());
+        let stretch_blocks = blocks.div_ceil(stretches.max(1)).max(1);
+        for (i, packed) in self.panel_bytes().chunks(stretch_blocks * form.packed_block_bytes()).enumerate() {
+            let first_group = i * stretch_blocks * form.groups();
             let groups = packed.len() / form.packed_block_bytes() * form.groups();
             let wide = &mut wide[..groups];
             products.unpack(packed, wide);
             // Behind the last stretch of a panel is the next panel; behind the last of a weight may be anything, which does no harm.
             let group_bytes = form.packed_block_bytes() / form.groups();
-            let ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
+            let out_stride = if i + 1 == stretches { self.out_stride } else { 0 };
+            let next = packed.as_ptr().wrapping_add(packed.len());
+            let ask = Ask { next, group_bytes, out: self.out, out_stride };
             self.tiles(&mut products, format, self.terms[0], first_group, wide, ask, acc);
             if self.terms[1].count == 0 {
                 continue;
@@ -241,16 +250,20 @@ impl Job<'_> {
         terms: Terms<'_>,
         first_group: usize,
         wide: &[WideGroup],
-        mut ask: Ask,
+        ask: Ask,
         acc: &mut [f32],
     ) {
         let group_words = format.group_words();
         let row_words = terms.groups * group_words;
-        for (row, width) in tiles(terms.count) {
-            let first = row * row_words + first_group * group_words * width;
-            let words = &terms.words[first..first + wide.len() * group_words * width];
-            products.multiply(format, width, wide, words, ask, &mut acc[row * PANEL..][..width * PANEL]);
-            ask = Ask::NOTHING;
+        let full = terms.count / MAX_WIDTH;
+        let rest = tile_width(terms.count % MAX_WIDTH);
+        for (row, width, count) in [(0, MAX_WIDTH, full), (full * MAX_WIDTH, rest, 1)] {
+            if width * count == 0 {
+                continue;
+            }
+            let words = &terms.words[row * row_words + first_group * group_words * width..];
+            let tiles = Tiles { width, count, words, stride: width * row_words };
+            products.multiply(format, tiles, wide, ask.from_row(row), &mut acc[row * PANEL..][..count * width * PANEL]);
         }
     }
 
@@ -334,14 +347,14 @@ struct Products {
     form: Form,
     /// Codes are unpacked as signed bytes, for tile registers.
     #[cfg(target_arch = "x86_64")]
-    tiles: Option<super::amx::Tiles>,
+    tiles: Option<super::amx::Registers>,
 }
 
 impl Products {
     fn new(isa: Isa, form: Form, path: Path) -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            let tiles = (path == Path::Tiles).then(super::amx::Tiles::new);
+            let tiles = (path == Path::Tiles).then(super::amx::Registers::new);
             Self { isa, form, tiles }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -375,16 +388,26 @@ impl Products {
         self.form.unpack(packed, wide);
     }
 
-    fn multiply(&mut self, format: Format, width: usize, wide: &[WideGroup], words: &[u32], ask: Ask, acc: &mut [f32]) {
+    fn multiply(&mut self, format: Format, tiles: Tiles<'_>, wide: &[WideGroup], ask: Ask, acc: &mut [f32]) {
+        let (halves, has_min) = (self.form.halves, self.form.has_min);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(registers) = &mut self.tiles {
+            // SAFETY: the instructions were detected; lengths are checked inside.
+            return unsafe { super::amx::multiply(registers, format, (halves, has_min), wide, tiles, ask, acc) };
+        }
+        let width = tiles.width;
+        for (tile, acc) in acc.chunks_exact_mut(width * PANEL).enumerate() {
+            let words = &tiles.words[tile * tiles.stride..][..wide.len() * format.group_words() * width];
+            self.multiply_one(format, width, wide, words, ask.from_row(tile * width), acc);
+        }
+    }
+
+    fn multiply_one(&self, format: Format, width: usize, wide: &[WideGroup], words: &[u32], ask: Ask, acc: &mut [f32]) {
         let (halves, has_min) = (self.form.halves, self.form.has_min);
         #[cfg(target_arch = "x86_64")]
         {
-            if let Some(tiles) = &mut self.tiles {
-                // SAFETY: the instructions were detected; lengths are checked inside.
-                return unsafe { super::amx::multiply(tiles, format, halves, has_min, width, wide, words, ask, acc) };
-            }
             if self.isa >= Isa::Avx512 {
-                // SAFETY: as above.
+                // SAFETY: the instructions were detected; lengths are checked inside.
                 return unsafe { super::avx512::multiply(format, halves, has_min, width, wide, words, ask, acc) };
             }
             for group in 0..wide.len() {

@@ -127,6 +127,7 @@ fn run_on(
     segments: &[Segment<'_>],
     epilogue: Epilogue<'_>,
 ) -> Vec<f32> {
+    let way = way.into();
     let k = segments[0].layout.k();
     let rows = x.len() / k;
     let mut cols: usize = segments.iter().map(|segment| segment.layout.n()).sum();
@@ -135,7 +136,7 @@ fn run_on(
     }
     let mut out = vec![f32::NAN; rows * cols];
     let sizes: Vec<_> = segments.iter().map(|segment| (segment.layout, segment.compute)).collect();
-    let mut workspace = vec![0xaa; workspace_bytes(rows, 1, &sizes, parallel.threads())];
+    let mut workspace = vec![0xaa; workspace_bytes_of(way, rows, 1, &sizes, parallel.threads())];
     let (x, y) = (Matrix::dense(x, rows, k), MatrixMut::dense(&mut out, rows, cols));
     gemm(way, parallel, x, segments, y, epilogue, &mut workspace).unwrap();
     out

@@ -25,18 +25,42 @@ impl WideGroup {
         Self { codes: [[[0; 4]; PANEL]; RUNS], scale: [[0.0; PANEL]; 2], min: [[0.0; PANEL]; 2] };
 }
 
-/// Memory that is asked for while a tile is multiplied, a share with each group: all at once would fill the processor's buffers of
-/// outstanding lines, and the tile's own loads would wait behind them.
+/// Tiles of rounded activations that follow each other, over a stretch of groups.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tiles<'a> {
+    /// Rows of a tile.
+    pub(super) width: usize,
+    /// How many.
+    pub(super) count: usize,
+    /// From the first word of the first tile on.
+    pub(super) words: &'a [u32],
+    /// From tile to tile.
+    pub(super) stride: usize,
+}
+
+/// Memory that is asked for while tiles are multiplied, a share with each group: all at once would fill the processor's buffers of
+/// outstanding lines, and the tiles' own loads would wait behind them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ask {
     /// Where the packed groups lie that are unpacked next. Any address will do.
     pub(super) next: *const u8,
     /// Bytes of a packed group; 0 asks for nothing.
     pub(super) group_bytes: usize,
+    /// Where the first row's results will be written.
+    pub(super) out: *const f32,
+    /// Values from row to row; 0 asks for nothing.
+    pub(super) out_stride: usize,
 }
 
 impl Ask {
-    pub(super) const NOTHING: Self = Self { next: std::ptr::null(), group_bytes: 0 };
+    pub(super) const NOTHING: Self =
+        Self { next: std::ptr::null(), group_bytes: 0, out: std::ptr::null(), out_stride: 0 };
+
+    /// The same for the rows from one on, without what is unpacked next if these are not the first.
+    pub(super) const fn from_row(self, row: usize) -> Self {
+        let group_bytes = if row == 0 { self.group_bytes } else { 0 };
+        Self { group_bytes, out: self.out.wrapping_add(row * self.out_stride), ..self }
+    }
 
     /// Asks for a group's lines.
     #[cfg(target_arch = "x86_64")]
@@ -47,6 +71,17 @@ impl Ask {
         for line in (0..self.group_bytes).step_by(64) {
             // SAFETY: asking reads nothing, so any address will do.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(line).cast()) };
+        }
+    }
+
+    /// Asks for a row's results, to be written.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn row(self, row: usize) {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        if self.out_stride > 0 {
+            // SAFETY: as above.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(self.out.wrapping_add(row * self.out_stride).cast()) };
         }
     }
 }
