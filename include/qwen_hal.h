@@ -15,13 +15,20 @@ typedef struct qhal_buffer qhal_buffer;
 typedef struct qhal_stream qhal_stream;
 typedef struct qhal_event qhal_event;
 typedef struct qhal_plan qhal_plan;
+typedef struct qhal_cmdlist qhal_cmdlist;
+typedef struct qhal_comm qhal_comm;
 
 
 // Major version: both sides must have the same.
 #define QHAL_ABI_MAJOR 0
 
 // Minor version of this header.
-#define QHAL_ABI_MINOR 1
+//
+// | minor | what it added |
+// |---|---|
+// | 1 | the first that was published |
+// | 2 | the tables of command lists and collectives |
+#define QHAL_ABI_MINOR 2
 
 // Most dimensions of a tensor.
 #define QHAL_MAX_RANK 8
@@ -34,6 +41,45 @@ typedef struct qhal_plan qhal_plan;
 
 // `bits` holds an f64.
 #define QHAL_ATTR_TYPE_F64 1
+
+// Patches an operand that a launch reads, or the source of a copy (index 0).
+#define QHAL_PATCH_INPUT 1
+
+// Patches an operand that a launch writes, or the target of a copy (index 0).
+#define QHAL_PATCH_OUTPUT 2
+
+// Patches the workspace of a launch (index 0).
+#define QHAL_PATCH_WORKSPACE 3
+
+// Patches the value of a symbol of a launch.
+#define QHAL_PATCH_SYMBOL 4
+
+// Every rank gets the reduction of `count` elements of all ranks.
+#define QHAL_COLLECTIVE_ALL_REDUCE 1
+
+// Every rank gets the `count` elements of each rank, in order of rank: the target has ranks x count.
+#define QHAL_COLLECTIVE_ALL_GATHER 2
+
+// Rank r gets the reduction of part r, of `count` elements: the source has ranks x count.
+#define QHAL_COLLECTIVE_REDUCE_SCATTER 3
+
+// Every rank gets the `count` elements of rank `peer`; other ranks may pass no source.
+#define QHAL_COLLECTIVE_BROADCAST 4
+
+// Rank r gets part r of each rank, in order of rank: source and target have ranks x count.
+#define QHAL_COLLECTIVE_ALL_TO_ALL 5
+
+// Gives `count` elements to rank `peer`, whose next `QHAL_COLLECTIVE_RECV` from this rank takes them. No target.
+#define QHAL_COLLECTIVE_SEND 6
+
+// Takes `count` elements from rank `peer`. No source.
+#define QHAL_COLLECTIVE_RECV 7
+
+// Sum. Integers wrap around. Halves may be rounded after each addition.
+#define QHAL_REDUCE_SUM 1
+
+// Maximum. NaN if one value is NaN.
+#define QHAL_REDUCE_MAX 2
 
 // An absent operand.
 #define QHAL_DTYPE_NONE UINT32_MAX
@@ -397,7 +443,7 @@ typedef struct qhal_plan qhal_plan;
 // Extension `collectives`.
 #define QHAL_FEATURE_COLLECTIVES (1 << 10)
 
-// Extension `region`.
+// Extension `region`; reserved, not to be set.
 #define QHAL_FEATURE_REGION (1 << 11)
 
 // Extension `partition`.
@@ -598,7 +644,7 @@ typedef struct qhal_plan qhal_plan;
 // Yes, with parameters chosen by measurement.
 #define QHAL_SUPPORT_TUNED 3
 
-// May be recorded into a command list.
+// May be recorded into a command list (`qhal_cmdlist_api`).
 #define QHAL_PLAN_CAPTURE_SAFE 1
 
 // Same inputs, same bits.
@@ -619,13 +665,13 @@ typedef struct qhal_plan qhal_plan;
 // Extension id of `qhal_vmm_api`.
 #define QHAL_EXT_VMM 1
 
-// Extension id of command lists.
+// Extension id of `qhal_cmdlist_api`.
 #define QHAL_EXT_CMDLIST 2
 
-// Extension id of collectives.
+// Extension id of `qhal_collectives_api`.
 #define QHAL_EXT_COLLECTIVES 3
 
-// Extension id of regions.
+// Extension id of regions: sub-graphs planned as one. Reserved; no table is defined, and nothing may be claimed.
 #define QHAL_EXT_REGION 4
 
 // Extension id of profiling.
@@ -1261,6 +1307,111 @@ typedef struct qhal_variants_api {
                                   struct qhal_plan_info*,
                                   struct qhal_error*);
 } qhal_variants_api;
+
+// What one replay uses in place of what was recorded. An operand that was recorded as absent stays absent, and none becomes absent.
+typedef struct qhal_patch {
+    // Size of this struct.
+    uint32_t struct_size;
+    // The command, counted from 0 in the order of recording.
+    uint32_t command;
+    // `QHAL_PATCH_*`.
+    uint32_t kind;
+    // Operand or symbol.
+    uint32_t index;
+    // The slice, unless a symbol is patched.
+    struct qhal_slice slice;
+    // The value of a symbol.
+    int64_t value;
+} qhal_patch;
+
+// Extension `cmdlist`: launches and copies recorded once and enqueued together as often as wanted. A replay gives the bits that the
+// same launches one by one would give. Only plans with `QHAL_PLAN_CAPTURE_SAFE` can be recorded.
+//
+// A list belongs to a device and is used by one thread at a time. What is recorded is copied: arrays of arguments may go at once. Plans
+// and buffers that a list names live until it is destroyed, those that a patch names until its replay is done.
+typedef struct qhal_cmdlist_api {
+    // Size of this struct.
+    uint32_t struct_size;
+    // Version of the extension, 1.
+    uint32_t version;
+    // An empty list that takes commands.
+    qhal_status (*begin)(qhal_device*, qhal_cmdlist**, struct qhal_error*);
+    // Adds a launch; nothing is enqueued. FAILED_PRECONDITION if the plan is not capture-safe, or the list has ended.
+    qhal_status (*record_launch)(qhal_cmdlist*, qhal_plan*, const struct qhal_launch_args*, struct qhal_error*);
+    // Adds a copy within the device; host memory is refused. FAILED_PRECONDITION if the list has ended.
+    qhal_status (*record_copy)(qhal_cmdlist*, const struct qhal_copy_desc*, struct qhal_error*);
+    // The list takes no more commands and can be replayed.
+    qhal_status (*end)(qhal_cmdlist*, struct qhal_error*);
+    // Enqueues the commands in order on a stream of the list's device, with `count` patches that hold for this replay alone, sorted by
+    // command. Allocates nothing on the device and does not wait. A patch that cannot be is refused before anything is enqueued.
+    // FAILED_PRECONDITION if the list has not ended.
+    qhal_status (*replay)(qhal_cmdlist*, qhal_stream*, const struct qhal_patch*, uint32_t, struct qhal_error*);
+    // Destroys it. Replays that are pending end as they would have, or this is refused with FAILED_PRECONDITION and the list stays.
+    qhal_status (*destroy)(qhal_cmdlist*, struct qhal_error*);
+} qhal_cmdlist_api;
+
+// Wanted communicator.
+typedef struct qhal_comm_desc {
+    // Size of this struct.
+    uint32_t struct_size;
+    // Number of ranks.
+    uint32_t num_devices;
+    // The device of each rank, all of this plugin.
+    qhal_device *const *devices;
+    // Nanoseconds that a rank waits for the others before the communicator fails; 0 = the plugin's own limit.
+    uint64_t timeout_ns;
+} qhal_comm_desc;
+
+// One rank's part of a collective.
+typedef struct qhal_collective_desc {
+    // Size of this struct.
+    uint32_t struct_size;
+    // `QHAL_COLLECTIVE_*`.
+    uint32_t kind;
+    // Type of the elements; what is only moved may be of any plain type.
+    uint32_t dtype;
+    // `QHAL_REDUCE_*` for all_reduce and reduce_scatter, else 0.
+    uint32_t reduction;
+    // Root of a broadcast, other side of send and recv, else 0.
+    uint32_t peer;
+    // Zero.
+    uint32_t flags;
+    // Elements, as the kind says.
+    uint64_t count;
+    // What this rank gives.
+    struct qhal_slice src;
+    // What this rank gets. It may be the very source of all_reduce and broadcast; the source of all_gather may be this rank's part of it,
+    // and it may be this rank's part of the source of reduce_scatter. Otherwise the two do not overlap.
+    struct qhal_slice dst;
+} qhal_collective_desc;
+
+// Extension `collectives`: exchange between devices of one plugin.
+//
+// Each rank enqueues its part on a stream of its device, from any thread; it is done when all ranks' parts are there and data has moved.
+// The n-th collective that is enqueued for a rank belongs with the n-th of every other rank (send and recv: with the n-th of the same
+// pair). On a device with `QHAL_FEATURE_INLINE` the call returns when the collective is done, so that each rank needs a thread.
+//
+// **Order.** How a result is summed depends on the number of ranks, the count and the element's position alone: the same inputs give the
+// same bits whichever rank comes first, and every rank gets the same bits.
+//
+// **Failure.** Ranks whose parts do not fit each other, a rank that does not come in time, and one whose stream or device fails make the
+// communicator fail: every rank's stream gets an error (INVALID_ARGUMENT, DEADLINE_EXCEEDED, ABORTED; DEVICE_LOST where the device itself
+// is lost), later collectives are refused with it, and nobody waits for ever. A failed communicator can only be destroyed.
+typedef struct qhal_collectives_api {
+    // Size of this struct.
+    uint32_t struct_size;
+    // Version of the extension, 1.
+    uint32_t version;
+    // A communicator. UNIMPLEMENTED for devices that the plugin cannot join, such as one that is named twice.
+    qhal_status (*comm_create)(const struct qhal_comm_desc*, qhal_comm**, struct qhal_error*);
+    // Destroys it; no collective of it is pending.
+    qhal_status (*comm_destroy)(qhal_comm*, struct qhal_error*);
+    // Whether a collective of this kind, type, reduction and count can be enqueued, and its estimated time and bytes that a rank sends;
+    // slices are not looked at. OK with level NO and a reason if not.
+    qhal_status (*supports)(qhal_comm*, const struct qhal_collective_desc*, struct qhal_support*, struct qhal_error*);
+    // Enqueues a rank's part: (communicator, rank, stream of that rank's device, part).
+    qhal_status (*enqueue)(qhal_comm*, uint32_t, qhal_stream*, const struct qhal_collective_desc*, struct qhal_error*);
+} qhal_collectives_api;
 
 // Done.
 #define QHAL_OK 0

@@ -22,7 +22,7 @@ Examples:
   qwen-hal-check --list --level 2
 
 Levels: 0 memory, streams, events, refusals, threads; 1 ops of dense models; 2 experts and latent
-attention; 3 command lists, collectives, regions. Each level has those below it.
+attention; 3 command lists and collectives, where a device claims them. Each level has those below it.
 
 What is right is a float64 computation; every limit is in docs/hal.md. The cases run in a process of
 their own: when the plugin crashes or hangs, the case that was running has failed and the next one
@@ -44,7 +44,7 @@ pub struct HalCheck {
     #[arg(long, value_name = "NAME[:MODEL][:N]")]
     device: Option<DeviceName>,
     /// Highest level
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=3))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=3))]
     level: u32,
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]

@@ -24,11 +24,13 @@
 
 use core::ffi::c_void;
 
+mod extensions;
 pub mod ops;
 mod status;
 mod structs;
 mod table;
 
+pub use extensions::*;
 pub use status::*;
 pub use structs::*;
 pub use table::*;
@@ -36,7 +38,12 @@ pub use table::*;
 /// Major version: both sides must have the same.
 pub const QHAL_ABI_MAJOR: u32 = 0;
 /// Minor version of this header.
-pub const QHAL_ABI_MINOR: u32 = 1;
+///
+/// | minor | what it added |
+/// |---|---|
+/// | 1 | the first that was published |
+/// | 2 | the tables of command lists and collectives |
+pub const QHAL_ABI_MINOR: u32 = 2;
 
 /// Most dimensions of a tensor.
 pub const QHAL_MAX_RANK: usize = 8;

@@ -111,7 +111,7 @@ pub const QHAL_FEATURE_CMDLIST: u64 = 1 << 8;
 pub const QHAL_FEATURE_VMM: u64 = 1 << 9;
 /// Extension `collectives`.
 pub const QHAL_FEATURE_COLLECTIVES: u64 = 1 << 10;
-/// Extension `region`.
+/// Extension `region`; reserved, not to be set.
 pub const QHAL_FEATURE_REGION: u64 = 1 << 11;
 /// Extension `partition`.
 pub const QHAL_FEATURE_PARTITION: u64 = 1 << 12;
@@ -570,7 +570,7 @@ pub struct qhal_plan_opts {
     pub max_workspace: u64,
 }
 
-/// May be recorded into a command list.
+/// May be recorded into a command list ([`crate::qhal_cmdlist_api`]).
 pub const QHAL_PLAN_CAPTURE_SAFE: u32 = 1;
 /// Same inputs, same bits.
 pub const QHAL_PLAN_DETERMINISTIC: u32 = 2;

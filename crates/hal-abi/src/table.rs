@@ -204,11 +204,11 @@ pub struct qhal_plugin_api {
 
 /// Extension id of [`qhal_vmm_api`].
 pub const QHAL_EXT_VMM: u32 = 1;
-/// Extension id of command lists.
+/// Extension id of [`crate::qhal_cmdlist_api`].
 pub const QHAL_EXT_CMDLIST: u32 = 2;
-/// Extension id of collectives.
+/// Extension id of [`crate::qhal_collectives_api`].
 pub const QHAL_EXT_COLLECTIVES: u32 = 3;
-/// Extension id of regions.
+/// Extension id of regions: sub-graphs planned as one. Reserved; no table is defined, and nothing may be claimed.
 pub const QHAL_EXT_REGION: u32 = 4;
 /// Extension id of profiling.
 pub const QHAL_EXT_PROFILING: u32 = 5;

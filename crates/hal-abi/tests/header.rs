@@ -56,7 +56,7 @@ fn generated() -> String {
          // A plugin is a shared object libhal_NAME.so that exports qhal_plugin_manifest and qhal_plugin_query."
             .into(),
     );
-    let opaque = ["qhal_device", "qhal_buffer", "qhal_stream", "qhal_event", "qhal_plan"];
+    let opaque = ["qhal_device", "qhal_buffer", "qhal_stream", "qhal_event", "qhal_plan", "qhal_cmdlist", "qhal_comm"];
     config.after_includes = Some(
         "\n// Objects of the plugin, which alone knows what they are.\n".to_owned()
             + &opaque.map(|name| format!("typedef struct {name} {name};\n")).concat(),

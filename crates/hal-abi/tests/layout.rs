@@ -57,6 +57,11 @@ fn layout_is_the_published_one() {
         qhal_vmm_api { struct_size, version, reserve, commit, decommit }
         qhal_variant { struct_size, flags, symbol, reserved, min, max, family, tiling, name }
         qhal_variants_api { struct_size, version, plan_variant, plan_create_as }
+        qhal_patch { struct_size, command, kind, index, slice, value }
+        qhal_cmdlist_api { struct_size, version, begin, record_launch, record_copy, end, replay, destroy }
+        qhal_comm_desc { struct_size, num_devices, devices, timeout_ns }
+        qhal_collective_desc { struct_size, kind, dtype, reduction, peer, flags, count, src, dst }
+        qhal_collectives_api { struct_size, version, comm_create, comm_destroy, supports, enqueue }
     };
     let published = include_str!("layout.txt");
     for (line, (found, expected)) in layout.lines().zip(published.lines()).enumerate() {

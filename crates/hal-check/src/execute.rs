@@ -15,7 +15,7 @@ use crate::limits::Limit;
 const GUARD: u64 = 256;
 const GUARD_BYTE: u8 = 0xa5;
 /// All bits set: NaN in every float type, -1 in integers.
-const NAN: u8 = 0xff;
+pub(crate) const NAN: u8 = 0xff;
 /// Another content that no result may depend on.
 const OTHER: u8 = 0x33;
 
@@ -260,7 +260,7 @@ fn run_plan(
 }
 
 /// Values of a float type.
-fn decode(dtype: u32, bytes: &[u8]) -> Vec<f64> {
+pub(crate) fn decode(dtype: u32, bytes: &[u8]) -> Vec<f64> {
     let halves = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
     match dtype {
         QHAL_DTYPE_F16 => halves().map(|bits| f16::from_bits(bits).to_f64()).collect(),

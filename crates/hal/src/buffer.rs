@@ -391,7 +391,14 @@ impl Slice {
             )),
         }
     }
-    pub(crate) fn raw(&self) -> qhal_slice {
+    /// Whether two slices share bytes.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let apart = self.offset + self.size <= other.offset || other.offset + other.size <= self.offset;
+        self.buffer == other.buffer && !apart
+    }
+    /// As a plugin sees it; valid as long as the buffer.
+    #[must_use]
+    pub fn raw(&self) -> qhal_slice {
         qhal_slice { buffer: self.buffer.0.raw.as_ptr(), offset: self.offset, size: self.size }
     }
 }

@@ -1,7 +1,6 @@
 //! An open device: its facts, its state, and what is made from it.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,16 +10,17 @@ use qwen_hal_abi::{
     QHAL_CAPS_BANDWIDTH, QHAL_CAPS_BUFFER_ALIGNMENT, QHAL_CAPS_CACHE_BYTES, QHAL_CAPS_COMPUTE_UNITS,
     QHAL_CAPS_MATRIX_TILE, QHAL_CAPS_MAX_ALLOCATION, QHAL_CAPS_MEMORY_TOTAL, QHAL_CAPS_NUMA_NODE,
     QHAL_CAPS_SCRATCH_BYTES, QHAL_CAPS_VECTOR_WIDTH, QHAL_CAPS_VMM_GRANULARITY, QHAL_EXT_VMM, QHAL_FEATURE_INLINE,
-    QHAL_FEATURE_VMM, QHAL_HEALTH_LOST, QHAL_HEALTH_OK, QHAL_LINK_ISOLATED, QHAL_LINK_SAME, QHAL_OK, qhal_buffer,
-    qhal_buffer_desc, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info, qhal_dtype_caps, qhal_error,
-    qhal_event, qhal_health, qhal_kv, qhal_link, qhal_plan, qhal_status, qhal_variants_api, qhal_vmm_api,
+    QHAL_FEATURE_VMM, QHAL_HEALTH_LOST, QHAL_HEALTH_OK, QHAL_LINK_ISOLATED, QHAL_LINK_SAME, qhal_buffer,
+    qhal_buffer_desc, qhal_cmdlist, qhal_cmdlist_api, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info,
+    qhal_dtype_caps, qhal_event, qhal_health, qhal_kv, qhal_link, qhal_plan, qhal_variants_api, qhal_vmm_api,
 };
 
 use crate::buffer::{Buffer, BufferDesc, HostOwner};
-use crate::error::{CallError, HalError, PlanError};
+use crate::cmdlist::Recorder;
+use crate::error::{HalError, PlanError};
 use crate::op::OpDesc;
 use crate::plan::{Plan, PlanOptions, Support};
-use crate::plugin::{Plugin, call, copy_struct};
+use crate::plugin::{Plugin, call, call_extension, copy_struct, extension};
 use crate::stream::{Event, Stream};
 use crate::text::{as_str, fixed_text};
 
@@ -274,6 +274,7 @@ pub(crate) enum Dead {
     Buffer { raw: NonNull<qhal_buffer>, _owner: Option<HostOwner> },
     Plan(NonNull<qhal_plan>),
     Event(NonNull<qhal_event>),
+    CommandList(NonNull<qhal_cmdlist>, qhal_cmdlist_api),
 }
 
 /// The one owner of a plugin's device object.
@@ -287,6 +288,8 @@ pub(crate) struct DeviceInner {
     vmm: Option<qhal_vmm_api>,
     /// Asked for when a variant is first wanted.
     pub(crate) variants: OnceLock<Option<qhal_variants_api>>,
+    /// Asked for when a list is first recorded.
+    pub(crate) cmdlist: OnceLock<Result<qhal_cmdlist_api, HalError>>,
     /// Variants that are preferred, by the identity of a plan.
     preferred: RwLock<HashMap<u64, String>>,
     /// Held for reading while a launch uses reserved memory, for writing while such memory is given back.
@@ -339,6 +342,9 @@ impl DeviceInner {
             Dead::Buffer { raw, .. } => call!(plugin, "", buffer_free(raw.as_ptr())),
             Dead::Plan(raw) => call!(plugin, "", plan_destroy(raw.as_ptr())),
             Dead::Event(raw) => call!(plugin, "", event_destroy(raw.as_ptr())),
+            Dead::CommandList(raw, table) => {
+                call_extension!(plugin, "", "cmdlist.destroy", table, destroy(raw.as_ptr()))
+            }
         };
         if let Err(error) = result {
             tracing::warn!(%error, "the plugin did not take an object back");
@@ -349,39 +355,20 @@ impl DeviceInner {
         self.vmm.as_ref().ok_or_else(|| self.plugin.argument(call, "a device with the vmm extension", "one without"))
     }
 
-    fn vmm_result(&self, call: &'static str, status: qhal_status, err: &qhal_error) -> Result<(), HalError> {
-        if status == QHAL_OK {
-            return Ok(());
-        }
-        Err(CallError::new(self.plugin.name_arc(), call, "", status, err).into())
-    }
-
     pub(crate) fn vmm_reserve(&self, desc: &qhal_buffer_desc, out: &mut *mut qhal_buffer) -> Result<(), HalError> {
-        let mut err = qhal_error::default();
-        let Some(reserve) = self.vmm("vmm.reserve")?.reserve else { return Err(self.vmm_hole("vmm.reserve")) };
-        // SAFETY: the device is open, the pointers are valid for the call.
-        let status = unsafe { reserve(self.raw.as_ptr(), desc, out, &raw mut err) };
-        self.vmm_result("vmm.reserve", status, &err)
+        let table = self.vmm("vmm.reserve")?;
+        Ok(call_extension!(&self.plugin, "", "vmm.reserve", table, reserve(self.raw.as_ptr(), desc, out))?)
     }
 
     pub(crate) fn vmm_commit(&self, buffer: NonNull<qhal_buffer>, offset: u64, size: u64) -> Result<(), HalError> {
-        let mut err = qhal_error::default();
-        let Some(commit) = self.vmm("vmm.commit")?.commit else { return Err(self.vmm_hole("vmm.commit")) };
-        // SAFETY: the buffer is alive and reserved, the range was checked.
-        let status = unsafe { commit(buffer.as_ptr(), offset, size, &raw mut err) };
-        self.vmm_result("vmm.commit", status, &err)
+        let table = self.vmm("vmm.commit")?;
+        Ok(call_extension!(&self.plugin, "", "vmm.commit", table, commit(buffer.as_ptr(), offset, size))?)
     }
 
     pub(crate) fn vmm_decommit(&self, buffer: NonNull<qhal_buffer>, offset: u64, size: u64) -> Result<(), HalError> {
-        let mut err = qhal_error::default();
-        let Some(decommit) = self.vmm("vmm.decommit")?.decommit else { return Err(self.vmm_hole("vmm.decommit")) };
-        // SAFETY: the buffer is alive and reserved, the range was checked, and the gate keeps launches out.
-        let status = unsafe { decommit(buffer.as_ptr(), offset, size, &raw mut err) };
-        self.vmm_result("vmm.decommit", status, &err)
-    }
-
-    fn vmm_hole(&self, call: &'static str) -> HalError {
-        self.plugin.contract(call, "every function of the vmm extension", "none")
+        // The range was checked, and the gate keeps launches out.
+        let table = self.vmm("vmm.decommit")?;
+        Ok(call_extension!(&self.plugin, "", "vmm.decommit", table, decommit(buffer.as_ptr(), offset, size))?)
     }
 }
 
@@ -422,7 +409,9 @@ impl Device {
         call!(plugin, "", device_open(index, options.as_ptr(), num_options, &raw mut raw))?;
         let raw = NonNull::new(raw).ok_or_else(|| plugin.contract("device_open", "a device", "null with status OK"))?;
         let facts = Caps::read(plugin, raw).and_then(|caps| {
-            let vmm = if caps.has(QHAL_FEATURE_VMM) { Some(read_vmm(plugin, raw)?) } else { None };
+            // SAFETY: the table of this extension.
+            let vmm = || unsafe { extension(plugin, raw, QHAL_EXT_VMM) };
+            let vmm = if caps.has(QHAL_FEATURE_VMM) { Some(vmm()?) } else { None };
             Ok((caps, vmm))
         });
         let (caps, vmm) = match facts {
@@ -441,6 +430,7 @@ impl Device {
             caps,
             vmm,
             variants: OnceLock::new(),
+            cmdlist: OnceLock::new(),
             preferred: RwLock::default(),
             gate: RwLock::new(()),
             busy: AtomicUsize::new(0),
@@ -448,6 +438,11 @@ impl Device {
         })))
     }
 
+    /// The plugin's handle, for tools that test a plugin below the safe handles; open as long as this.
+    #[must_use]
+    pub fn raw_handle(&self) -> *mut qhal_device {
+        self.0.raw.as_ptr()
+    }
     /// The plugin that it belongs to.
     #[must_use]
     pub fn plugin(&self) -> &Arc<Plugin> {
@@ -555,6 +550,14 @@ impl Device {
         Event::create(&self.0)
     }
 
+    /// Begins a list of launches that can be enqueued together.
+    ///
+    /// # Errors
+    /// [`HalError::Argument`] if the device has no command lists; else what the plugin reports.
+    pub fn record(&self) -> Result<Recorder, HalError> {
+        Recorder::begin(&self.0)
+    }
+
     /// Whether [`Device::plan`] would succeed, and how well.
     ///
     /// # Errors
@@ -595,12 +598,4 @@ impl Device {
     pub fn plan_as(&self, op: &OpDesc, options: &PlanOptions, variant: &str) -> Result<Plan, PlanError> {
         Plan::create(&self.0, op, options, Some(variant))
     }
-}
-
-fn read_vmm(plugin: &Plugin, device: NonNull<qhal_device>) -> Result<qhal_vmm_api, HalError> {
-    let mut table: *const c_void = std::ptr::null();
-    call!(plugin, "", query_extension(device.as_ptr(), QHAL_EXT_VMM, 1, &raw mut table))?;
-    // SAFETY: an extension table states its size; null functions are `None`.
-    unsafe { copy_struct(table.cast::<qhal_vmm_api>()) }
-        .map_err(|found| plugin.contract("query_extension", "the vmm table that the caps promise", found))
 }

@@ -1,7 +1,8 @@
 //! Host side of the HAL: safe handles over a plugin's function table.
 //!
 //! In: the two entry points of a plugin ([`Plugin`]) and what the host lends it ([`Host`]). Out: [`Device`], [`Buffer`],
-//! [`Stream`], [`Event`], [`Plan`], each holding its parent, so that children are always destroyed first. Invariants:
+//! [`Stream`], [`Event`], [`Plan`], [`CommandList`], [`Communicator`], each holding its parent, so that children are always
+//! destroyed first. Invariants:
 //! - argument checks happen here (ranges, alignment, sizes, aliasing, symbol values), not in plugins;
 //! - what a plugin returns is data of unknown quality: it is checked, never trusted with a panic;
 //! - a buffer is given back when no work that may use it is pending;
@@ -11,6 +12,8 @@
 //! as on any device.
 
 mod buffer;
+mod cmdlist;
+mod collectives;
 mod device;
 mod error;
 mod host;
@@ -26,6 +29,8 @@ mod text;
 mod variants;
 
 pub use buffer::{Buffer, BufferDesc, HostOwner, Scope, Slice};
+pub use cmdlist::{CommandList, Patches, Recorder};
+pub use collectives::{Collective, Communicator, Exchange, Reduction};
 pub use device::{Caps, Device, DeviceInfo, DtypeCaps, Health, Link};
 pub use error::{CallError, HalError, LaunchError, PlanError, status_name};
 pub use host::{ComputePool, Host, SerialPool};
@@ -47,6 +52,9 @@ const _: () = {
     any_thread::<Buffer>();
     any_thread::<Plan>();
     any_thread::<LaunchArgs>();
+    any_thread::<Communicator>();
     one_thread::<Stream>();
     one_thread::<Event>();
+    one_thread::<Recorder>();
+    one_thread::<CommandList>();
 };

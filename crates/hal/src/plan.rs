@@ -13,7 +13,7 @@ use crate::device::{Dead, DeviceInner, Zeroed};
 use crate::error::{HalError, LaunchError, PlanError};
 use crate::op::OpDesc;
 use crate::operand::{Operand, columns_apart};
-use crate::plugin::call;
+use crate::plugin::{Plugin, call};
 use crate::stream::{NO_SLICE, Stream};
 use crate::text::fixed_text;
 
@@ -61,6 +61,11 @@ impl Support {
         let mut raw = qhal_support::zeroed();
         raw.struct_size = size_of::<qhal_support>() as u32;
         call!(plugin, op.name(), op_supports(device.raw.as_ptr(), &raw const desc, &raw mut raw))?;
+        Ok(Self::read(plugin, "op_supports", &raw)?)
+    }
+
+    /// What a plugin answered.
+    pub(crate) fn read(plugin: &Plugin, call: &'static str, raw: &qhal_support) -> Result<Self, HalError> {
         let known = |value: f64| (value.is_finite() && value > 0.0).then_some(value);
         let estimate = Estimate { ns: known(raw.estimated_ns), bytes: known(raw.estimated_bytes) };
         Ok(match raw.level {
@@ -68,10 +73,7 @@ impl Support {
             QHAL_SUPPORT_EMULATED => Self::Emulated(estimate),
             QHAL_SUPPORT_NATIVE => Self::Native(estimate),
             QHAL_SUPPORT_TUNED => Self::Tuned(estimate),
-            other => {
-                let error = plugin.contract("op_supports", "a level of QHAL_SUPPORT_*", other.to_string());
-                return Err(PlanError::Hal(error));
-            }
+            other => return Err(plugin.contract(call, "a level of QHAL_SUPPORT_*", other.to_string())),
         })
     }
 }
@@ -213,6 +215,11 @@ impl Plan {
     pub const fn info(&self) -> &PlanInfo {
         &self.info
     }
+    /// The plugin's handle, for tools that test a plugin below the safe handles; alive as long as this.
+    #[must_use]
+    pub const fn raw_handle(&self) -> *mut qhal_plan {
+        self.raw.as_ptr()
+    }
     /// Whether it was planned with a variant of [`crate::Device::prefer`].
     #[must_use]
     pub const fn is_preferred(&self) -> bool {
@@ -281,22 +288,18 @@ impl Plan {
     /// [`LaunchError::Argument`] if an operand or value does not fit the plan; else what the plugin reports.
     pub fn launch(&self, stream: &Stream, args: &LaunchArgs) -> Result<(), LaunchError> {
         self.check_stream(stream)?;
-        self.check_symbols(&args.symbols)?;
         // Taken before the ranges are checked, so that what was committed then is still committed when it is used.
         let _gate = self.gate(args.uses_reserved());
-        self.check_operands(args)?;
-        let raw = qhal_launch_args {
-            struct_size: size_of::<qhal_launch_args>() as u32,
-            num_inputs: args.inputs.slices.len() as u32,
-            num_outputs: args.outputs.slices.len() as u32,
-            num_symbols: args.symbols.len() as u32,
-            inputs: args.inputs.slices.as_ptr(),
-            outputs: args.outputs.slices.as_ptr(),
-            workspace: args.workspace.0,
-            symbol_values: args.symbols.as_ptr(),
-        };
+        self.check(args)?;
+        let raw = args.raw();
         stream.mark_busy();
         Ok(call!(&self.device.plugin, self.op, plan_launch(self.raw.as_ptr(), stream.raw.as_ptr(), &raw const raw))?)
+    }
+
+    /// Refuses operands and values that do not fit the plan.
+    pub(crate) fn check(&self, args: &LaunchArgs) -> Result<(), LaunchError> {
+        self.check_symbols(&args.symbols)?;
+        self.check_operands(args)
     }
 
     fn gate(&self, needed: bool) -> Option<RwLockReadGuard<'_, ()>> {
@@ -439,7 +442,7 @@ impl Plan {
     }
 
     #[cold]
-    fn argument(&self, what: String, expected: String, found: String) -> LaunchError {
+    pub(crate) fn argument(&self, what: String, expected: String, found: String) -> LaunchError {
         LaunchError::Argument { plugin: Arc::clone(self.device.plugin.name_arc()), op: self.op, what, expected, found }
     }
 }
@@ -509,6 +512,15 @@ impl Role {
             _ => self.name().to_owned(),
         }
     }
+}
+
+/// What of a launch can be patched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    Input(usize),
+    Output(usize),
+    Workspace,
+    Symbol(usize),
 }
 
 /// Operands of one side, as plugins see them, beside what keeps them alive.
@@ -592,7 +604,62 @@ impl LaunchArgs {
         self
     }
 
-    fn uses_reserved(&self) -> bool {
+    /// As a plugin sees it; valid as long as this is unchanged.
+    #[must_use]
+    pub fn raw(&self) -> qhal_launch_args {
+        qhal_launch_args {
+            struct_size: size_of::<qhal_launch_args>() as u32,
+            num_inputs: self.inputs.slices.len() as u32,
+            num_outputs: self.outputs.slices.len() as u32,
+            num_symbols: self.symbols.len() as u32,
+            inputs: self.inputs.slices.as_ptr(),
+            outputs: self.outputs.slices.as_ptr(),
+            workspace: self.workspace.0,
+            symbol_values: self.symbols.as_ptr(),
+        }
+    }
+
+    /// Sets one place; false if it does not exist or was absent.
+    pub(crate) fn patch(&mut self, place: Place, slice: Option<&Slice>, value: i64) -> bool {
+        let set = |side: &mut Side, i: usize| {
+            let present = side.owners.get(i).is_some_and(Option::is_some) && slice.is_some();
+            if present {
+                side.set(i, slice);
+            }
+            present
+        };
+        match (place, slice) {
+            (Place::Input(i), _) => set(&mut self.inputs, i),
+            (Place::Output(i), _) => set(&mut self.outputs, i),
+            (Place::Workspace, Some(slice)) if self.workspace.1.is_some() => {
+                self.set_workspace(slice);
+                true
+            }
+            (Place::Workspace, _) => false,
+            (Place::Symbol(i), _) => self.symbols.get_mut(i).map(|symbol| *symbol = value).is_some(),
+        }
+    }
+
+    /// Makes one place what it is in `other`, arguments of the same plan.
+    pub(crate) fn restore(&mut self, place: Place, other: &Self) {
+        let copy = |to: &mut Side, from: &Side, i: usize| {
+            if let (Some(slice), Some(owner)) = (from.slices.get(i), from.owners.get(i)) {
+                (to.slices[i], to.owners[i]) = (*slice, owner.clone());
+            }
+        };
+        match place {
+            Place::Input(i) => copy(&mut self.inputs, &other.inputs, i),
+            Place::Output(i) => copy(&mut self.outputs, &other.outputs, i),
+            Place::Workspace => self.workspace.clone_from(&other.workspace),
+            Place::Symbol(i) => {
+                if let (Some(to), Some(from)) = (self.symbols.get_mut(i), other.symbols.get(i)) {
+                    *to = *from;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn uses_reserved(&self) -> bool {
         let sides = self.inputs.owners.iter().chain(&self.outputs.owners);
         sides.chain(std::iter::once(&self.workspace.1)).flatten().any(|owner| owner.0.is_reserved())
     }

@@ -11,6 +11,7 @@ use qwen_hal_abi::{
     qhal_status, qhal_stream, qhal_stream_desc, qhal_support,
 };
 use std::ffi::c_void;
+use std::ptr::NonNull;
 
 use crate::device::{Device, DeviceInfo};
 use crate::error::HalError;
@@ -363,11 +364,44 @@ fn check_mandatory(table: &qhal_plugin_api, plugin: &Arc<str>) -> Result<(), Hal
     })
 }
 
+/// Calls a function of an extension's table; a hole answers as the stubs of the plugin's table do.
+macro_rules! call_extension {
+    ($plugin:expr, $op:expr, $name:literal, $table:expr, $entry:ident($($arg:expr),* $(,)?)) => {{
+        let plugin: &$crate::plugin::Plugin = $plugin;
+        let mut err = ::qwen_hal_abi::qhal_error::default();
+        let status = match $table.$entry {
+            // SAFETY: the entry came from the plugin's own table; handles are alive (their owners are borrowed) and pointers
+            // to structs are valid for the call.
+            Some(entry) => unsafe { entry($($arg,)* &raw mut err) },
+            // SAFETY: a record of ours.
+            None => unsafe { $crate::plugin::refuse(&raw mut err, $name) },
+        };
+        if status == ::qwen_hal_abi::QHAL_OK {
+            Ok(())
+        } else {
+            Err($crate::error::CallError::new(plugin.name_arc(), $name, $op, status, &err))
+        }
+    }};
+}
+pub(crate) use call_extension;
+
+/// An extension's table, cut or filled with holes to our version of it.
+///
+/// # Safety
+/// T is the table of this extension: integers and functions.
+pub(crate) unsafe fn extension<T>(plugin: &Plugin, device: NonNull<qhal_device>, id: u32) -> Result<T, HalError> {
+    let mut table: *const c_void = std::ptr::null();
+    call!(plugin, "", query_extension(device.as_ptr(), id, 1, &raw mut table))?;
+    // SAFETY: an extension table states its size; null functions are `None`.
+    unsafe { copy_struct(table.cast::<T>()) }
+        .map_err(|found| plugin.contract("query_extension", format!("a table of extension {id}"), found))
+}
+
 /// Answer of a stub.
 ///
 /// # Safety
 /// `err` is null or writable.
-unsafe fn refuse(err: *mut qhal_error, name: &str) -> qhal_status {
+pub(crate) unsafe fn refuse(err: *mut qhal_error, name: &str) -> qhal_status {
     // SAFETY: by the caller's promise.
     if let Some(err) = unsafe { err.as_mut() } {
         err.code = QHAL_UNIMPLEMENTED;

@@ -1,6 +1,6 @@
 //! In-order queues and the markers between them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
@@ -11,6 +11,7 @@ use qwen_hal_abi::{
 };
 
 use crate::buffer::Slice;
+use crate::collectives::Communicator;
 use crate::device::{Dead, DeviceInner};
 use crate::error::{CallError, HalError};
 use crate::plugin::{Plugin, call};
@@ -27,6 +28,8 @@ pub struct Stream {
     pub(crate) raw: NonNull<qhal_stream>,
     /// Work was enqueued and not waited for. Also makes the type `!Sync`, as the ABI demands.
     busy: Cell<bool>,
+    /// Communicators of pending work.
+    comms: RefCell<Vec<Communicator>>,
 }
 
 // SAFETY: the ABI lets a stream move between threads as long as one uses it at a time, and the type is not Sync.
@@ -49,11 +52,17 @@ impl Stream {
         call!(&device.plugin, "", stream_create(device.raw.as_ptr(), &raw const desc, &raw mut raw))?;
         let raw = NonNull::new(raw)
             .ok_or_else(|| device.plugin.contract("stream_create", "a stream", "null with status OK"))?;
-        Ok(Self { device: Arc::clone(device), raw, busy: Cell::new(false) })
+        Ok(Self { device: Arc::clone(device), raw, busy: Cell::new(false), comms: RefCell::default() })
     }
 
     fn plugin(&self) -> &Plugin {
         &self.device.plugin
+    }
+
+    /// The plugin's handle, for tools that test a plugin below the safe handles; alive as long as this. What they enqueue they wait for.
+    #[must_use]
+    pub const fn raw_handle(&self) -> *mut qhal_stream {
+        self.raw.as_ptr()
     }
 
     /// To be called before work is enqueued.
@@ -65,7 +74,16 @@ impl Stream {
 
     fn mark_idle(&self) {
         if self.busy.replace(false) {
+            self.comms.borrow_mut().clear();
             self.device.stream_idle();
+        }
+    }
+
+    /// Keeps a communicator until the work that was enqueued is done.
+    pub(crate) fn keep(&self, comm: &Communicator) {
+        let mut comms = self.comms.borrow_mut();
+        if self.busy.get() && !comms.contains(comm) {
+            comms.push(comm.clone());
         }
     }
 
@@ -109,13 +127,7 @@ impl Stream {
     }
 
     fn check(&self, call: &'static str, slice: &Slice, write: bool) -> Result<(), HalError> {
-        if !Arc::ptr_eq(&slice.buffer.0.device, &self.device) {
-            return Err(self.plugin().argument(call, "a buffer of the stream's device", "one of another device"));
-        }
-        match slice.buffer.0.fault(slice.offset, slice.size, write) {
-            None => Ok(()),
-            Some((expected, found)) => Err(self.plugin().argument(call, expected, found)),
-        }
+        check_slice(&self.device, call, slice, write)
     }
 
     fn enqueue_copy(&self, desc: &qhal_copy_desc) -> Result<(), CallError> {
@@ -129,24 +141,11 @@ impl Stream {
     /// # Errors
     /// [`HalError::Argument`] if the sizes differ, the ranges overlap or the target is read-only; else what the plugin reports.
     pub fn copy(&self, src: &Slice, dst: &Slice) -> Result<(), HalError> {
-        self.check("copy", src, false)?;
-        self.check("copy", dst, true)?;
-        if src.size != dst.size {
-            return Err(self.plugin().argument(
-                "copy",
-                format!("a target of {} bytes", src.size),
-                dst.size.to_string(),
-            ));
-        }
-        let apart = src.offset + src.size <= dst.offset || dst.offset + dst.size <= src.offset;
-        if src.buffer == dst.buffer && !apart {
-            return Err(self.plugin().argument("copy", "ranges that do not overlap", "overlapping ones"));
-        }
+        check_copy(&self.device, src, dst)?;
         if src.size == 0 {
             return Ok(());
         }
-        let desc = qhal_copy_desc { src: src.raw(), dst: dst.raw(), ..one_row(src.size) };
-        Ok(self.enqueue_copy(&desc)?)
+        Ok(self.enqueue_copy(&device_copy(src, dst))?)
     }
 
     /// Copies to host memory and waits for it, and so for all work enqueued before.
@@ -270,6 +269,41 @@ impl Drop for Stream {
         }
         self.mark_idle();
     }
+}
+
+/// Refuses a slice of another device, one beyond its buffer, or one that may not be written.
+pub(crate) fn check_slice(
+    device: &Arc<DeviceInner>,
+    call: &'static str,
+    slice: &Slice,
+    write: bool,
+) -> Result<(), HalError> {
+    if !Arc::ptr_eq(&slice.buffer.0.device, device) {
+        return Err(device.plugin.argument(call, "a buffer of the stream's device", "one of another device"));
+    }
+    match slice.buffer.0.fault(slice.offset, slice.size, write) {
+        None => Ok(()),
+        Some((expected, found)) => Err(device.plugin.argument(call, expected, found)),
+    }
+}
+
+/// Refuses a copy within a device that cannot be.
+pub(crate) fn check_copy(device: &Arc<DeviceInner>, src: &Slice, dst: &Slice) -> Result<(), HalError> {
+    check_slice(device, "copy", src, false)?;
+    check_slice(device, "copy", dst, true)?;
+    if src.size != dst.size {
+        let expected = format!("a target of {} bytes", src.size);
+        return Err(device.plugin.argument("copy", expected, dst.size.to_string()));
+    }
+    if src.overlaps(dst) {
+        return Err(device.plugin.argument("copy", "ranges that do not overlap", "overlapping ones"));
+    }
+    Ok(())
+}
+
+/// A copy within a device, of all bytes of two slices of one size.
+pub(crate) fn device_copy(src: &Slice, dst: &Slice) -> qhal_copy_desc {
+    qhal_copy_desc { src: src.raw(), dst: dst.raw(), ..one_row(src.size) }
 }
 
 /// A copy of one row; the sides are to be set.

@@ -8,7 +8,7 @@ use qwen_hal_abi::{
 use crate::device::{DeviceInner, Zeroed};
 use crate::error::{CallError, HalError};
 use crate::plan::Plan;
-use crate::plugin::{call, copy_struct};
+use crate::plugin::extension;
 use crate::text::{as_str, fixed_text};
 
 /// More variants of one plan are not believed.
@@ -36,13 +36,14 @@ pub struct Variant {
 impl DeviceInner {
     fn variants(&self) -> Option<&qhal_variants_api> {
         let read = || {
-            let mut table: *const std::ffi::c_void = std::ptr::null();
-            call!(&self.plugin, "", query_extension(self.raw.as_ptr(), QHAL_EXT_VARIANTS, 1, &raw mut table)).ok()?;
-            // SAFETY: an extension table states its size; null functions are `None`.
-            let table = unsafe { copy_struct(table.cast::<qhal_variants_api>()) };
-            table
-                .inspect_err(|found| tracing::warn!(plugin = %self.plugin.name_arc(), %found, "no table of variants"))
-                .ok()
+            // SAFETY: the table of this extension.
+            match unsafe { extension(&self.plugin, self.raw, QHAL_EXT_VARIANTS) } {
+                Err(error @ HalError::Contract { .. }) => {
+                    tracing::warn!(%error, "no table of variants");
+                    None
+                }
+                table => table.ok(),
+            }
         };
         self.variants.get_or_init(read).as_ref()
     }

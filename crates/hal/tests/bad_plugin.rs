@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use qwen_hal::abi::*;
 use qwen_hal::{
-    BufferDesc, CallError, Device, Dim, HalError, Host, LaunchArgs, LaunchError, OpDesc, PlanError, PlanOptions,
-    Plugin, Scope, SerialPool, Support, TensorDesc,
+    BufferDesc, CallError, Collective, Communicator, Device, Dim, Exchange, HalError, Host, LaunchArgs, LaunchError,
+    OpDesc, Patches, PlanError, PlanOptions, Plugin, Reduction, Scope, SerialPool, Support, TensorDesc,
 };
 
 type Error = *mut qhal_error;
@@ -502,4 +502,289 @@ fn descriptions_that_contradict_themselves_reach_no_plugin() {
     assert!(device.op_supports(&absent).unwrap_err().to_string().contains("absent"));
     let epilogue = op().epilogue(1, Some(9), 0);
     assert!(device.op_supports(&epilogue).unwrap_err().to_string().contains("epilogue"));
+}
+
+thread_local! {
+    /// Tables of extensions that the plugin answers with: command lists, collectives.
+    static LISTS: std::cell::Cell<*const qhal_cmdlist_api> = const { std::cell::Cell::new(null()) };
+    static COLLECTIVES: std::cell::Cell<*const qhal_collectives_api> = const { std::cell::Cell::new(null()) };
+    /// What was destroyed, in order.
+    static DESTROYED: std::cell::RefCell<Vec<&'static str>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+unsafe extern "C" fn extension(_: *mut qhal_device, id: u32, _: u32, out: *mut *const c_void, _: Error) -> i32 {
+    unsafe { *out = if id == QHAL_EXT_CMDLIST { LISTS.get().cast() } else { COLLECTIVES.get().cast() } };
+    QHAL_OK
+}
+unsafe extern "C" fn claims(_: *mut qhal_device, out: *mut qhal_device_caps, _: Error) -> i32 {
+    unsafe { (*out).features = QHAL_FEATURE_CMDLIST | QHAL_FEATURE_COLLECTIVES };
+    QHAL_OK
+}
+unsafe extern "C" fn safe_plan(
+    _: *mut qhal_device,
+    _: *const qhal_op_desc,
+    _: *const qhal_plan_opts,
+    out: *mut *mut qhal_plan,
+    info: *mut qhal_plan_info,
+    _: Error,
+) -> i32 {
+    unsafe {
+        *out = handle();
+        (*info).flags = QHAL_PLAN_CAPTURE_SAFE;
+    }
+    QHAL_OK
+}
+unsafe extern "C" fn begin(_: *mut qhal_device, out: *mut *mut qhal_cmdlist, _: Error) -> i32 {
+    unsafe { *out = handle() };
+    QHAL_OK
+}
+unsafe extern "C" fn record(_: *mut qhal_cmdlist, _: *mut qhal_plan, _: *const qhal_launch_args, _: Error) -> i32 {
+    QHAL_OK
+}
+unsafe extern "C" fn ok_list(_: *mut qhal_cmdlist, _: Error) -> i32 {
+    QHAL_OK
+}
+unsafe extern "C" fn replay(_: *mut qhal_cmdlist, _: *mut qhal_stream, _: *const qhal_patch, _: u32, _: Error) -> i32 {
+    QHAL_OK
+}
+unsafe extern "C" fn destroy_list(_: *mut qhal_cmdlist, _: Error) -> i32 {
+    DESTROYED.with_borrow_mut(|seen| seen.push("list"));
+    QHAL_OK
+}
+unsafe extern "C" fn destroy_plan(_: *mut qhal_plan, _: Error) -> i32 {
+    DESTROYED.with_borrow_mut(|seen| seen.push("plan"));
+    QHAL_OK
+}
+unsafe extern "C" fn free_buffer(_: *mut qhal_buffer, _: Error) -> i32 {
+    DESTROYED.with_borrow_mut(|seen| seen.push("buffer"));
+    QHAL_OK
+}
+unsafe extern "C" fn join(_: *const qhal_comm_desc, out: *mut *mut qhal_comm, _: Error) -> i32 {
+    unsafe { *out = handle() };
+    QHAL_OK
+}
+unsafe extern "C" fn part_ways(_: *mut qhal_comm, _: Error) -> i32 {
+    DESTROYED.with_borrow_mut(|seen| seen.push("communicator"));
+    QHAL_OK
+}
+unsafe extern "C" fn exchange(
+    _: *mut qhal_comm,
+    _: u32,
+    _: *mut qhal_stream,
+    _: *const qhal_collective_desc,
+    _: Error,
+) -> i32 {
+    QHAL_OK
+}
+
+const fn lists() -> qhal_cmdlist_api {
+    qhal_cmdlist_api {
+        struct_size: size_of::<qhal_cmdlist_api>() as u32,
+        version: 1,
+        begin: Some(begin),
+        record_launch: Some(record),
+        record_copy: None,
+        end: Some(ok_list),
+        replay: Some(replay),
+        destroy: Some(destroy_list),
+    }
+}
+const fn collectives() -> qhal_collectives_api {
+    qhal_collectives_api {
+        struct_size: size_of::<qhal_collectives_api>() as u32,
+        version: 1,
+        comm_create: Some(join),
+        comm_destroy: Some(part_ways),
+        supports: None,
+        enqueue: Some(exchange),
+    }
+}
+
+/// A device whose work is done when somebody waits, with these tables.
+fn extended(lists: *const qhal_cmdlist_api, collectives: *const qhal_collectives_api) -> Device {
+    LISTS.set(lists);
+    COLLECTIVES.set(collectives);
+    DESTROYED.take();
+    device(|t| {
+        t.query_extension = Some(extension);
+        t.device_caps = Some(claims);
+        t.plan_create = Some(safe_plan);
+        t.plan_destroy = Some(destroy_plan);
+        t.buffer_free = Some(free_buffer);
+    })
+}
+
+fn launched(device: &Device) -> (Arc<qwen_hal::Plan>, LaunchArgs) {
+    let plan = device.plan(&op(), &PlanOptions::default()).unwrap();
+    let buffer = |name| device.alloc(&BufferDesc::new(128, 0, Scope::Temporary, name)).unwrap().whole();
+    let mut args = LaunchArgs::new(&plan);
+    args.set_input(0, &buffer("x")).set_output(0, &buffer("y"));
+    (Arc::new(plan), args)
+}
+
+const SUM: Collective =
+    Collective { exchange: Exchange::AllReduce(Reduction::Sum), dtype: ops::QHAL_DTYPE_F32, count: 16 };
+
+#[test]
+fn tables_of_extensions_are_checked_and_completed() {
+    // Not claimed, claimed and refused, claimed and absent.
+    let error = device(|t| t.query_extension = Some(extension)).record().unwrap_err();
+    assert!(error.to_string().contains("a device with command lists"), "{error}");
+    let error = device(|t| t.device_caps = Some(claims)).record().unwrap_err();
+    assert!(error.call_error().unwrap().is_unsupported(), "{error}");
+    contract(extended(null(), null()).record().unwrap_err(), "null pointer");
+    contract(Communicator::new(&[extended(null(), null())], None).unwrap_err(), "null pointer");
+    // Holes answer as missing functions do.
+    let holes = qhal_cmdlist_api { begin: None, ..lists() };
+    let error = extended(&raw const holes, null()).record().unwrap_err();
+    assert!(error.to_string().contains("cmdlist.begin is not part of this plugin"), "{error}");
+    let (whole, together) = (lists(), collectives());
+    let device = extended(&raw const whole, &raw const together);
+    let (_, args) = launched(&device);
+    let mut recorder = device.record().unwrap();
+    let buffer = device.alloc(&BufferDesc::new(128, 0, Scope::Temporary, "c")).unwrap();
+    let (half, other) = (buffer.slice(0, 64).unwrap(), buffer.slice(64, 64).unwrap());
+    let error = recorder.copy(&half, &other).unwrap_err();
+    assert!(error.call_error().unwrap().is_unsupported(), "{error}");
+    let comm = Communicator::new(std::slice::from_ref(&device), None).unwrap();
+    assert!(comm.supports(&SUM).unwrap_err().call_error().unwrap().is_unsupported());
+    // A table that ends early, as one of an older version would.
+    let mut short = lists();
+    short.struct_size = offset_of!(qhal_cmdlist_api, replay) as u32;
+    let device = extended(&raw const short, null());
+    let mut list = device.record().unwrap().finish().unwrap();
+    let error = list.replay(&device.stream("s").unwrap(), &Patches::new()).unwrap_err();
+    assert!(error.to_string().contains("cmdlist.replay is not part of this plugin"), "{error}");
+    drop(args);
+    // Null with status OK.
+    unsafe extern "C" fn nothing(_: *mut qhal_device, _: *mut *mut qhal_cmdlist, _: Error) -> i32 {
+        QHAL_OK
+    }
+    unsafe extern "C" fn nobody(_: *const qhal_comm_desc, _: *mut *mut qhal_comm, _: Error) -> i32 {
+        QHAL_OK
+    }
+    let (empty, alone) = (
+        qhal_cmdlist_api { begin: Some(nothing), ..lists() },
+        qhal_collectives_api { comm_create: Some(nobody), ..collectives() },
+    );
+    let device = extended(&raw const empty, &raw const alone);
+    contract(device.record().unwrap_err(), "null");
+    contract(Communicator::new(&[device], None).unwrap_err(), "null");
+}
+
+#[test]
+fn recordings_and_patches_are_checked_by_the_host() {
+    let (whole, together) = (lists(), collectives());
+    let device = extended(&raw const whole, &raw const together);
+    let (plan, args) = launched(&device);
+    let words = |error: LaunchError| {
+        assert!(matches!(error, LaunchError::Argument { .. }), "{error}");
+        error.to_string()
+    };
+    let mut recorder = device.record().unwrap();
+    let mut wrong = args.clone();
+    wrong.set_symbol(0, 5);
+    assert!(words(recorder.launch(&plan, &wrong).unwrap_err()).contains("1..=4"));
+    assert_eq!(recorder.launch(&plan, &args).unwrap(), 0);
+    let mut list = recorder.finish().unwrap();
+    let stream = device.stream("s").unwrap();
+    let mut refused = |patches: &Patches| words(list.replay(&stream, patches).unwrap_err());
+    assert!(refused(Patches::new().symbol(0, 0, 5)).contains("1..=4"));
+    assert!(refused(Patches::new().symbol(0, 1, 1)).contains("a symbol"));
+    assert!(refused(Patches::new().symbol(1, 0, 1)).contains("below 1"));
+    let small = device.alloc(&BufferDesc::new(4, 0, Scope::Temporary, "small")).unwrap();
+    assert!(refused(Patches::new().input(0, 0, &small.whole())).contains("128 bytes"));
+    list.replay(&stream, &Patches::new()).unwrap();
+    // A plan that may not be recorded, and devices apart.
+    let unsafe_plan = device_with_unsafe_plan();
+    let error = words(device.record().unwrap().launch(&plan_of(&unsafe_plan), &args).unwrap_err());
+    assert!(error.contains("another device"), "{error}");
+    LISTS.set(&raw const whole);
+    let error = words(unsafe_plan.record().unwrap().launch(&plan_of(&unsafe_plan), &args).unwrap_err());
+    assert!(error.contains("QHAL_PLAN_CAPTURE_SAFE"), "{error}");
+}
+
+fn device_with_unsafe_plan() -> Device {
+    device(|t| {
+        t.query_extension = Some(extension);
+        t.device_caps = Some(claims);
+    })
+}
+fn plan_of(device: &Device) -> Arc<qwen_hal::Plan> {
+    Arc::new(device.plan(&op(), &PlanOptions::default()).unwrap())
+}
+
+#[test]
+fn collectives_are_checked_by_the_host() {
+    let together = collectives();
+    let device = extended(null(), &raw const together);
+    let other = device.plugin().open(0, &[]).unwrap();
+    let comm = Communicator::new(&[device.clone(), other.clone()], None).unwrap();
+    let (stream, foreign) = (device.stream("s").unwrap(), other.stream("o").unwrap());
+    let memory = device.alloc(&BufferDesc::new(256, 0, Scope::Temporary, "m")).unwrap();
+    let (a, b) = (memory.slice(0, 64).unwrap(), memory.slice(64, 64).unwrap());
+    let [whole, short, across, crooked] =
+        [(0, 128), (0, 60), (32, 64), (2, 64)].map(|(offset, size)| memory.slice(offset, size).unwrap());
+    let try_it = |rank, stream, collective: &Collective, src, dst| comm.enqueue(rank, stream, collective, src, dst);
+    let refused = |collective: &Collective, src, dst, part: &str| {
+        let error = try_it(0, &stream, collective, src, dst).unwrap_err();
+        assert!(matches!(error, LaunchError::Argument { .. }) && error.to_string().contains(part), "{error}");
+    };
+    let of = |exchange| Collective { exchange, ..SUM };
+    refused(&SUM, Some(&a), None, "target: expected 64 bytes, found none");
+    refused(&SUM, Some(&a), Some(&short), "expected 64 bytes at a multiple of 4, found 60 at 0");
+    refused(&SUM, Some(&a), Some(&across), "memory of its own");
+    refused(&SUM, Some(&crooked), Some(&b), "found 64 at 2");
+    refused(&Collective { count: 0, ..SUM }, Some(&a), Some(&b), "at least one element");
+    refused(&Collective { count: u64::MAX, ..SUM }, Some(&a), Some(&b), "64 bits");
+    refused(&Collective { dtype: 2, ..SUM }, Some(&a), Some(&b), "values stand alone");
+    refused(&of(Exchange::AllGather), Some(&b), Some(&whole), "memory of its own");
+    refused(&of(Exchange::Send { to: 0 }), Some(&a), None, "another rank below 2");
+    refused(&of(Exchange::Broadcast { root: 2 }), Some(&a), Some(&b), "below 2");
+    for (rank, stream) in [(0, &foreign), (2, &stream)] {
+        assert!(matches!(try_it(rank, stream, &SUM, Some(&a), Some(&b)), Err(LaunchError::Argument { .. })));
+    }
+    // What is right passes: in place, a rank's own part, sides that the exchange does not have.
+    for (collective, src, dst) in [
+        (SUM, Some(&a), Some(&a)),
+        (SUM, Some(&a), Some(&b)),
+        (of(Exchange::AllGather), Some(&a), Some(&whole)),
+        (of(Exchange::ReduceScatter(Reduction::Max)), Some(&whole), Some(&a)),
+        (of(Exchange::Broadcast { root: 1 }), None, Some(&b)),
+        (of(Exchange::Send { to: 1 }), Some(&a), None),
+        (of(Exchange::Recv { from: 1 }), None, Some(&b)),
+    ] {
+        try_it(0, &stream, &collective, src, dst).unwrap();
+    }
+    stream.wait().unwrap();
+    let error = Communicator::new(&[], None).unwrap_err();
+    assert!(error.to_string().contains("1 to 4096 devices"), "{error}");
+}
+
+#[test]
+fn what_pending_work_needs_is_kept_and_lists_go_before_their_plans() {
+    let (whole, together) = (lists(), collectives());
+    let device = extended(&raw const whole, &raw const together);
+    let destroyed = || DESTROYED.with_borrow(|seen| seen.clone());
+    let (plan, args) = launched(&device);
+    let (stream, other) = (device.stream("s").unwrap(), device.stream("o").unwrap());
+    let mut recorder = device.record().unwrap();
+    recorder.launch(&plan, &args).unwrap();
+    let mut list = recorder.finish().unwrap();
+    list.replay(&stream, &Patches::new()).unwrap();
+    drop((list, plan, args));
+    assert!(destroyed().is_empty(), "{:?}", destroyed());
+    stream.wait().unwrap();
+    assert_eq!(destroyed(), ["list", "plan", "buffer", "buffer"]);
+    // A communicator goes when neither stream has a part of it.
+    let memory = device.alloc(&BufferDesc::new(64, 0, Scope::Temporary, "m")).unwrap().whole();
+    let comm = Communicator::new(std::slice::from_ref(&device), None).unwrap();
+    for stream in [&stream, &other] {
+        comm.enqueue(0, stream, &SUM, Some(&memory), Some(&memory)).unwrap();
+    }
+    drop(comm);
+    stream.wait().unwrap();
+    assert!(!destroyed().contains(&"communicator"));
+    other.wait().unwrap();
+    assert_eq!(destroyed().last(), Some(&"communicator"));
 }

@@ -9,12 +9,19 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use qwen_hal_abi::*;
+use qwen_hal_plugin::cmdlist::{self, Command, Commands};
 use qwen_hal_plugin::{Failure, Static, guard, static_text, write_text};
 
 /// Buffers begin at multiples of this.
 const ALIGNMENT: u64 = 64;
 /// One device.
 const DEVICES: u32 = 1;
+
+const FEATURES: u64 = QHAL_FEATURE_INLINE
+    | QHAL_FEATURE_IMPORT_HOST
+    | QHAL_FEATURE_UNIFIED
+    | QHAL_FEATURE_CMDLIST
+    | QHAL_FEATURE_COLLECTIVES;
 
 type Error = *mut qhal_error;
 
@@ -78,7 +85,7 @@ static TABLE: Static<qhal_plugin_api> = Static(qhal_plugin_api {
     device_caps: Some(device_caps),
     device_health: None,
     device_link: None,
-    query_extension: None,
+    query_extension: Some(query_extension),
     buffer_alloc: Some(buffer_alloc),
     buffer_import: Some(buffer_import),
     buffer_free: Some(buffer_free),
@@ -159,7 +166,7 @@ const unsafe extern "C" fn device_close(_: *mut qhal_device, _: Error) -> qhal_s
 unsafe extern "C" fn device_caps(_: *mut qhal_device, out: *mut qhal_device_caps, _: Error) -> qhal_status {
     // SAFETY: the host passes a record.
     let out = unsafe { &mut *out };
-    (out.kind, out.features) = (QHAL_KIND_NULL, QHAL_FEATURE_INLINE | QHAL_FEATURE_IMPORT_HOST | QHAL_FEATURE_UNIFIED);
+    (out.kind, out.features) = (QHAL_KIND_NULL, FEATURES);
     (out.valid_fields, out.buffer_alignment) = (QHAL_CAPS_BUFFER_ALIGNMENT, 1);
     QHAL_OK
 }
@@ -323,5 +330,78 @@ const unsafe extern "C" fn plan_launch(
     QHAL_OK
 }
 const unsafe extern "C" fn plan_destroy(_: *mut qhal_plan, _: Error) -> qhal_status {
+    QHAL_OK
+}
+
+/// Lists are recorded and replayed for what the recording and replaying costs.
+struct Nothing;
+
+impl Commands for Nothing {
+    unsafe fn device(_: *mut qhal_device) -> Result<(), Failure> {
+        Ok(())
+    }
+    unsafe fn check(_: &Command<'_>) -> Result<(), Failure> {
+        Ok(())
+    }
+    unsafe fn enqueue(_: *mut qhal_stream, _: &Command<'_>) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+static CMDLIST: qhal_cmdlist_api = cmdlist::table::<Nothing>();
+
+/// Collectives move nothing and wait for nobody.
+static COLLECTIVES: qhal_collectives_api = qhal_collectives_api {
+    struct_size: size_of::<qhal_collectives_api>() as u32,
+    version: 1,
+    comm_create: Some(comm_create),
+    comm_destroy: Some(comm_destroy),
+    supports: Some(collective_supports),
+    enqueue: Some(collective_enqueue),
+};
+
+unsafe extern "C" fn comm_create(_: *const qhal_comm_desc, out: *mut *mut qhal_comm, _: Error) -> qhal_status {
+    // SAFETY: the host passes room for the answer.
+    unsafe { *out = handle() };
+    QHAL_OK
+}
+const unsafe extern "C" fn comm_destroy(_: *mut qhal_comm, _: Error) -> qhal_status {
+    QHAL_OK
+}
+unsafe extern "C" fn collective_supports(
+    _: *mut qhal_comm,
+    _: *const qhal_collective_desc,
+    out: *mut qhal_support,
+    _: Error,
+) -> qhal_status {
+    // SAFETY: the host passes a record.
+    unsafe { (*out).level = QHAL_SUPPORT_NATIVE };
+    QHAL_OK
+}
+const unsafe extern "C" fn collective_enqueue(
+    _: *mut qhal_comm,
+    _: u32,
+    _: *mut qhal_stream,
+    _: *const qhal_collective_desc,
+    _: Error,
+) -> qhal_status {
+    QHAL_OK
+}
+
+unsafe extern "C" fn query_extension(
+    _: *mut qhal_device,
+    id: u32,
+    version: u32,
+    out: *mut *const c_void,
+    err: Error,
+) -> qhal_status {
+    let table: *const c_void = match id {
+        QHAL_EXT_CMDLIST if version <= CMDLIST.version => (&raw const CMDLIST).cast(),
+        QHAL_EXT_COLLECTIVES if version <= COLLECTIVES.version => (&raw const COLLECTIVES).cast(),
+        // SAFETY: the host passes null or a record.
+        _ => return unsafe { refuse(err, QHAL_UNIMPLEMENTED, "only command lists and collectives, in version 1") },
+    };
+    // SAFETY: the host passes room for the answer.
+    unsafe { *out = table };
     QHAL_OK
 }

@@ -84,6 +84,16 @@ impl Drop for Buffer {
     }
 }
 
+/// The device of a slice's buffer.
+///
+/// # Safety
+/// The buffer is null or alive.
+pub(crate) unsafe fn unit_of<'a>(slice: &qhal_slice) -> Result<&'a Arc<Unit>, Failure> {
+    // SAFETY: by the caller's promise; handles of this plugin are `Buffer`s.
+    let buffer = unsafe { slice.buffer.cast::<Buffer>().as_ref() };
+    buffer.map(|buffer| &buffer.unit).ok_or_else(|| Failure::invalid("no buffer, expected one"))
+}
+
 /// The buffer of a slice of which `bytes` are used, on the given device.
 ///
 /// # Safety

@@ -8,11 +8,13 @@ use qwen_hal_abi::ops::{self, dtype_block};
 use qwen_hal_abi::{
     QHAL_CAPS_BUFFER_ALIGNMENT, QHAL_CAPS_CACHE_BYTES, QHAL_CAPS_COMPUTE_UNITS, QHAL_CAPS_MAX_ALLOCATION,
     QHAL_CAPS_MEMORY_TOTAL, QHAL_CAPS_SCRATCH_BYTES, QHAL_CAPS_VECTOR_WIDTH, QHAL_DTYPE_CAN_ACCUMULATE,
-    QHAL_DTYPE_CAN_COMPUTE, QHAL_DTYPE_CAN_CONVERT, QHAL_DTYPE_CAN_STORE, QHAL_EXT_VARIANTS, QHAL_FEATURE_ASYNC_COPY,
-    QHAL_FEATURE_EVENTS, QHAL_FEATURE_IMPORT_HOST, QHAL_FEATURE_UNIFIED, QHAL_HEALTH_OK, qhal_device, qhal_device_caps,
-    qhal_device_id, qhal_device_info, qhal_dtype_caps, qhal_error, qhal_health, qhal_kv,
+    QHAL_DTYPE_CAN_COMPUTE, QHAL_DTYPE_CAN_CONVERT, QHAL_DTYPE_CAN_STORE, QHAL_EXT_CMDLIST, QHAL_EXT_VARIANTS,
+    QHAL_FEATURE_ASYNC_COPY, QHAL_FEATURE_CMDLIST, QHAL_FEATURE_EVENTS, QHAL_FEATURE_IMPORT_HOST, QHAL_FEATURE_UNIFIED,
+    QHAL_HEALTH_OK, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info, qhal_dtype_caps, qhal_error,
+    qhal_health, qhal_kv,
 };
 
+use crate::cmdlist::CMDLIST;
 use crate::failure::{Failure, guard, sized, write_text};
 use crate::plan::types;
 use crate::plan::variants::VARIANTS;
@@ -167,6 +169,7 @@ pub(super) unsafe extern "C" fn caps(
             out.scratch_bytes = facts.scratch_bytes;
             out.features = QHAL_FEATURE_ASYNC_COPY
                 | QHAL_FEATURE_EVENTS
+                | QHAL_FEATURE_CMDLIST
                 | if facts.unified { QHAL_FEATURE_UNIFIED | QHAL_FEATURE_IMPORT_HOST } else { 0 };
             out.num_dtypes = device.dtypes.len() as u32;
             out.dtypes = device.dtypes.as_ptr();
@@ -199,12 +202,16 @@ pub(super) unsafe extern "C" fn extension(
     // SAFETY: the host passes room for the answer.
     unsafe {
         guard(err, || {
-            if id != QHAL_EXT_VARIANTS || version > VARIANTS.version {
-                return Err(Failure::unsupported(format!(
-                    "extension {id} version {version}, the OpenCL backend has variants ({QHAL_EXT_VARIANTS}) in version 1"
-                )));
-            }
-            *out = (&raw const VARIANTS).cast();
+            *out = match id {
+                QHAL_EXT_VARIANTS if version <= VARIANTS.version => (&raw const VARIANTS).cast(),
+                QHAL_EXT_CMDLIST if version <= CMDLIST.version => (&raw const CMDLIST).cast(),
+                _ => {
+                    return Err(Failure::unsupported(format!(
+                        "extension {id} version {version}, the OpenCL backend has command lists ({QHAL_EXT_CMDLIST}) and \
+                         variants ({QHAL_EXT_VARIANTS}), both in version 1"
+                    )));
+                }
+            };
             Ok(())
         })
     }

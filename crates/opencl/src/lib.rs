@@ -11,6 +11,7 @@
 
 mod buffer;
 mod cache;
+mod cmdlist;
 mod device;
 mod failure;
 mod host;

@@ -11,13 +11,12 @@ use qwen_hal_plugin::{Failure, answer, guard, sized, write_text};
 
 use crate::allocator::Allocator;
 use crate::buffer::VMM;
+use crate::cmdlist::CMDLIST;
+use crate::collective::COLLECTIVES;
 use crate::inner::{self, InnerDevice};
 use crate::model::{Model, models};
 use crate::registry::Registry;
 use crate::settings::Settings;
-
-/// Devices of each model.
-pub(crate) const DEVICES_OF_A_MODEL: usize = 2;
 
 pub(crate) static DEVICES: Registry<Device> = Registry::new("device");
 
@@ -55,6 +54,11 @@ impl Device {
         if self.counters.lost.load(Ordering::Acquire) { Err(device_lost()) } else { Ok(()) }
     }
 
+    /// Adds modelled time.
+    pub(crate) fn add_time(&self, ns: f64) {
+        self.counters.busy_ns.fetch_add(ns as u64, Ordering::Relaxed);
+    }
+
     pub(crate) fn failed(&self, failure: &Failure) {
         self.counters.last_error.store(failure.code.cast_unsigned().into(), Ordering::Relaxed);
     }
@@ -80,11 +84,15 @@ impl Device {
     }
 }
 
+fn devices_of_a_model() -> Result<usize, Failure> {
+    Ok(Settings::from_environment()?.devices as usize)
+}
+
 /// The model of a device number, and the number among the devices of that model.
 fn model_of(index: u32) -> Result<(&'static Model, u32), Failure> {
-    let models = models()?;
-    let (model, number) = (index as usize / DEVICES_OF_A_MODEL, index as usize % DEVICES_OF_A_MODEL);
-    let known = models.len() * DEVICES_OF_A_MODEL;
+    let (models, of_a_model) = (models()?, devices_of_a_model()?);
+    let (model, number) = (index as usize / of_a_model, index as usize % of_a_model);
+    let known = models.len() * of_a_model;
     let model = models.get(model);
     model
         .map(|model| (model, number as u32))
@@ -114,7 +122,7 @@ pub(crate) unsafe extern "C" fn shutdown(err: *mut qhal_error) -> qhal_status {
 
 pub(crate) unsafe extern "C" fn count(out: *mut u32, err: *mut qhal_error) -> qhal_status {
     // SAFETY: the host passes room for the answer.
-    unsafe { guard(err, || answer(out, (models()?.len() * DEVICES_OF_A_MODEL) as u32)) }
+    unsafe { guard(err, || answer(out, (models()?.len() * devices_of_a_model()?) as u32)) }
 }
 
 pub(crate) unsafe extern "C" fn info(index: u32, out: *mut qhal_device_info, err: *mut qhal_error) -> qhal_status {
@@ -209,7 +217,11 @@ pub(crate) unsafe extern "C" fn caps(
                 (out.bandwidth, out.bandwidth_source) = (bandwidth, 1);
                 out.valid_fields |= QHAL_CAPS_BANDWIDTH;
             }
-            out.features = QHAL_FEATURE_ASYNC_COPY | QHAL_FEATURE_EVENTS | QHAL_FEATURE_P2P;
+            out.features = QHAL_FEATURE_ASYNC_COPY
+                | QHAL_FEATURE_EVENTS
+                | QHAL_FEATURE_P2P
+                | QHAL_FEATURE_CMDLIST
+                | QHAL_FEATURE_COLLECTIVES;
             if model.has_virtual_memory() {
                 out.features |= QHAL_FEATURE_VMM;
                 out.vmm_granularity = model.page();
@@ -270,6 +282,22 @@ pub(crate) unsafe extern "C" fn health(
     }
 }
 
+/// Class, bytes per second and nanoseconds of the way to a device.
+fn way(from: &Device, model: &Model, index: u32) -> (u32, f64, f64) {
+    if from.index == index {
+        return (QHAL_LINK_SAME, from.model.bandwidth(), 0.0);
+    }
+    from.model.peer_link().filter(|_| std::ptr::eq(model, from.model)).unwrap_or_else(|| {
+        let (bandwidth, latency) = from.model.host_link();
+        (QHAL_LINK_HOST_STAGED, bandwidth / 2.0, 2.0 * latency)
+    })
+}
+
+/// Class, bytes per second and nanoseconds of the way between two open devices.
+pub(crate) fn link_between(a: &Device, b: &Device) -> (u32, f64, f64) {
+    way(a, b.model, b.index)
+}
+
 pub(crate) unsafe extern "C" fn link(
     device: *mut qhal_device,
     peer: *const qhal_device_id,
@@ -283,16 +311,12 @@ pub(crate) unsafe extern "C" fn link(
             let peer = peer.as_ref().ok_or_else(|| Failure::invalid("no peer, expected one"))?;
             let (model, _) = model_of(peer.index)?;
             let out = sized(out)?;
-            (out.flags, out.hops) = (1, 1);
-            (out.class, out.bandwidth, out.latency_ns) = if peer.index == device.index {
-                out.hops = 0;
-                (QHAL_LINK_SAME, device.model.bandwidth(), 0.0)
-            } else if let Some(link) = device.model.peer_link().filter(|_| std::ptr::eq(model, device.model)) {
-                link
-            } else {
-                out.hops = 2;
-                let (bandwidth, latency) = device.model.host_link();
-                (QHAL_LINK_HOST_STAGED, bandwidth / 2.0, 2.0 * latency)
+            out.flags = 1;
+            (out.class, out.bandwidth, out.latency_ns) = way(&device, model, peer.index);
+            out.hops = match out.class {
+                QHAL_LINK_SAME => 0,
+                QHAL_LINK_HOST_STAGED => 2,
+                _ => 1,
             };
             Ok(())
         })
@@ -309,11 +333,17 @@ pub(crate) unsafe extern "C" fn extension(
     // SAFETY: the host passes room for the answer.
     unsafe {
         guard(err, || {
-            let has = !device.is_null() && DEVICES.get(device)?.model.has_virtual_memory();
-            if id == QHAL_EXT_VMM && version <= VMM.version && has {
-                return answer(out, (&raw const VMM).cast());
-            }
-            Err(Failure::unsupported(format!("extension {id} version {version}: this simulated chip does not have it")))
+            let has_vmm = !device.is_null() && DEVICES.get(device)?.model.has_virtual_memory();
+            let table: *const c_void = match id {
+                QHAL_EXT_VMM if version <= VMM.version && has_vmm => (&raw const VMM).cast(),
+                QHAL_EXT_CMDLIST if version <= CMDLIST.version => (&raw const CMDLIST).cast(),
+                QHAL_EXT_COLLECTIVES if version <= COLLECTIVES.version => (&raw const COLLECTIVES).cast(),
+                _ => {
+                    let what = format!("extension {id} version {version}: this simulated chip does not have it");
+                    return Err(Failure::unsupported(what));
+                }
+            };
+            answer(out, table)
         })
     }
 }
@@ -321,11 +351,10 @@ pub(crate) unsafe extern "C" fn extension(
 /// Adds modelled time.
 pub(crate) fn work(device: &Device, unit: Dtype, operations: f64, bytes: f64) {
     let ns = device.model.launch_ns(unit, operations, bytes);
-    device.counters.busy_ns.fetch_add(ns as u64, Ordering::Relaxed);
+    device.add_time(ns);
 }
 
 /// Adds the modelled time of a copy over a link.
 pub(crate) fn transfer(device: &Device, bytes: u64, bandwidth: f64, latency: f64) {
-    let ns = latency + bytes as f64 / bandwidth.max(1.0) * 1e9;
-    device.counters.busy_ns.fetch_add(ns as u64, Ordering::Relaxed);
+    device.add_time(latency + bytes as f64 / bandwidth.max(1.0) * 1e9);
 }

@@ -1,12 +1,13 @@
 //! A plugin that simulates chips: real numbers, computed on the host as the chip would round them, in memory of its own, by
 //! asynchronous streams; and time modelled from the chip's data sheet.
 //!
-//! In: the sheets of `qwen-chips`. Out: two devices of each chip, `sim:NAME:0` and `sim:NAME:1`. Everything that a device says of
+//! In: the sheets of `qwen-chips`. Out: devices of each chip, `sim:NAME:0`, `sim:NAME:1`, as many as [`settings`] say. Everything that a device says of
 //! itself is called simulated, and nothing here says how fast or how exact a real chip is. Invariants:
 //! - memory of a device can be reached by copies alone; handles are numbers ([`registry`]);
 //! - what the sheet lacks is refused: types, sums, sizes that the matrix unit does not take, addresses off its alignment;
 //! - memory runs out and fragments as that chip's allocator would have it ([`allocator`]);
 //! - work is done by a thread of the stream, after pauses by chance ([`stream`]): a missing wait or event shows;
+//! - devices of a chip exchange data in order of rank ([`collective`]), and none waits for ever;
 //! - the same seed gives the same pauses; results do not depend on them.
 //!
 //! Products in float32 and int8 and all other ops are the CPU backend's, which is opened inside ([`inner`]); what it does not have,
@@ -15,8 +16,11 @@
 mod allocator;
 mod buffer;
 mod clock;
+mod cmdlist;
+mod collective;
 mod desc;
 mod device;
+mod fabric;
 mod inner;
 mod model;
 mod narrow;
@@ -32,7 +36,7 @@ static MANIFEST: Static<qhal_manifest> = Static(qhal_manifest {
     struct_size: size_of::<qhal_manifest>() as u32,
     abi_major: QHAL_ABI_MAJOR,
     abi_minor: QHAL_ABI_MINOR,
-    min_host_minor: QHAL_ABI_MINOR,
+    min_host_minor: 1,
     name: static_text("sim"),
     vendor: static_text("qwen-inference"),
     version: static_text(env!("CARGO_PKG_VERSION")),

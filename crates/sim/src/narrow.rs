@@ -186,6 +186,7 @@ impl Narrow {
     }
 
     pub(crate) fn info(&self, mut info: qhal_plan_info) -> qhal_plan_info {
+        // Not capture-safe: a launch takes memory of the host while it runs.
         info.flags = QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT | QHAL_PLAN_NEEDS_PREPACK;
         for segment in &self.segments {
             if let (Some(bytes), Some(layout)) =

@@ -183,16 +183,29 @@ pub(crate) struct Launch {
 const NO_SLICE: qhal_slice = qhal_slice { buffer: std::ptr::null_mut(), offset: 0, size: 0 };
 
 impl Launch {
+    /// A launch that the host asked for.
+    ///
+    /// # Safety
+    /// `args` is null or arguments whose arrays have the stated lengths.
+    pub(crate) unsafe fn new(plan: *mut qhal_plan, args: *const qhal_launch_args) -> Result<Self, Failure> {
+        let plan = PLANS.get(plan)?;
+        // SAFETY: by the caller's promise.
+        let operands = unsafe { Operands::read(&plan, args) }?;
+        Ok(Self { plan, operands })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.plan.device
+    }
+
+    /// `QHAL_PLAN_*` bits.
+    pub(crate) fn flags(&self) -> u32 {
+        self.plan.info.flags
+    }
+
     pub(crate) fn run(&self, worker: &mut Worker) -> Result<(), Failure> {
         let device = &self.plan.device;
-        let count = 1 + device.counters.launches.fetch_add(1, Ordering::Relaxed);
-        if device.settings.lost == Some(count) {
-            device.counters.lost.store(true, Ordering::Release);
-            return Err(device_lost());
-        }
-        if device.settings.hang == Some(count) {
-            return hang(device);
-        }
+        let count = begin_launch(device)?;
         let symbols = &self.operands.symbols[..self.plan.desc.symbols.len()];
         match &self.plan.engine {
             Engine::Inner(plan) => self.launch_inner(plan, worker)?,
@@ -263,6 +276,19 @@ impl Launch {
         }
         Ok(())
     }
+}
+
+/// Counts a launch or collective, and lets the faults happen that are set for it.
+pub(crate) fn begin_launch(device: &Device) -> Result<u64, Failure> {
+    let count = 1 + device.counters.launches.fetch_add(1, Ordering::Relaxed);
+    if device.settings.lost == Some(count) {
+        device.counters.lost.store(true, Ordering::Release);
+        return Err(device_lost());
+    }
+    if device.settings.hang == Some(count) {
+        hang(device)?;
+    }
+    Ok(count)
 }
 
 /// A launch that does not end: until the watchdog, or the loss of the device.
@@ -414,9 +440,8 @@ pub(crate) unsafe extern "C" fn launch(
     // SAFETY: the host passes arguments.
     unsafe {
         guard(err, || {
-            let (plan, stream) = (PLANS.get(plan)?, STREAMS.get(stream)?);
-            let operands = Operands::read(&plan, args)?;
-            stream.enqueue(Command::Launch(Launch { plan, operands }))
+            let stream = STREAMS.get(stream)?;
+            stream.enqueue(Command::Launch(Launch::new(plan, args)?))
         })
     }
 }

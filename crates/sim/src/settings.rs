@@ -3,15 +3,16 @@
 //! | key | |
 //! |---|---|
 //! | `seed` | seed of delays and bit flips, 1 |
+//! | `devices` | devices of each chip, 2; of the environment alone |
 //! | `delay_us` | longest pause before a command of a stream, 50; 0 = none |
 //! | `memory` | bytes of device memory instead of the sheet's |
 //! | `oom` | this allocation (1 = the first) finds no memory |
-//! | `hang` | this launch does not end until `watchdog_ms`, then its stream fails |
+//! | `hang` | this launch (or collective) does not end until `watchdog_ms`, then its stream fails |
 //! | `watchdog_ms` | 2000 |
-//! | `lost` | at this launch the device is lost |
+//! | `lost` | at this launch (or collective) the device is lost |
 //! | `nan` | the result of this launch begins with a value that is no number, and nobody is told |
 //! | `flip` | after every so many launches one bit of a result is another, and nobody is told |
-//! | `slow_link` | the link to the host is so many times slower |
+//! | `slow_link` | the links to host and peers are so many times slower |
 
 use qwen_hal_abi::{qhal_kv, qhal_str};
 use qwen_hal_plugin::Failure;
@@ -22,6 +23,7 @@ pub(crate) const VARIABLE: &str = "QWEN_SIM";
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) seed: u64,
+    pub(crate) devices: u64,
     pub(crate) delay_us: u64,
     pub(crate) memory: Option<u64>,
     pub(crate) oom: Option<u64>,
@@ -37,6 +39,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             seed: 1,
+            devices: 2,
             delay_us: 50,
             memory: None,
             oom: None,
@@ -86,6 +89,7 @@ impl Settings {
             .map_err(|_| Failure::invalid(format!("{VARIABLE}: {key}: expected a whole number, found {value:?}")))?;
         match key {
             "seed" => self.seed = number,
+            "devices" => self.devices = number.clamp(1, 1024),
             "delay_us" => self.delay_us = number.min(1_000_000),
             "memory" => self.memory = Some(number),
             "oom" => self.oom = Some(number),
@@ -97,7 +101,7 @@ impl Settings {
             "slow_link" => self.slow_link = number.max(1),
             other => {
                 return Err(Failure::invalid(format!(
-                    "{VARIABLE}: expected seed, delay_us, memory, oom, hang, watchdog_ms, lost, nan, flip or slow_link, \
+                    "{VARIABLE}: expected seed, devices, delay_us, memory, oom, hang, watchdog_ms, lost, nan, flip or slow_link, \
                      found {other:?}"
                 )));
             }

@@ -11,6 +11,7 @@ use qwen_hal_abi::*;
 use qwen_hal_plugin::{Failure, answer, caught, guard};
 
 use crate::buffer::Slice;
+use crate::collective::Part;
 use crate::device::{DEVICES, Device, transfer};
 use crate::inner::InnerStream;
 use crate::plan::{Launch, Prepack};
@@ -54,6 +55,7 @@ pub(crate) enum Command {
     Fill { dst: Slice, pattern: [u8; 16], length: usize },
     Prepack(Prepack),
     Launch(Launch),
+    Collective(Part),
     Record { event: Arc<Event>, generation: u64 },
     Wait { event: Arc<Event>, generation: u64 },
 }
@@ -182,6 +184,10 @@ impl Worker {
             };
             let (command, failed) = command;
             self.pause();
+            let collective = match &command {
+                Command::Collective(part) => Some((Arc::clone(&part.comm), part.rank)),
+                _ => None,
+            };
             let failure = match command {
                 // Events pass a failure on instead of waiting for what will not come.
                 Command::Record { event, generation } => {
@@ -197,7 +203,12 @@ impl Worker {
                 self.device.failed(&failure);
                 state.failure.get_or_insert(failure.sticky());
             }
+            // The other ranks must not wait for one that will not come.
+            let absent = collective.zip(state.failure.clone());
             drop(state);
+            if let Some(((comm, rank), failure)) = absent {
+                comm.fail(rank, &failure);
+            }
             self.queue.changed.notify_all();
         }
     }
@@ -230,6 +241,7 @@ impl Worker {
             }
             Command::Prepack(prepack) => prepack.run(self),
             Command::Launch(launch) => launch.run(self),
+            Command::Collective(part) => part.run(&self.device),
             Command::Wait { event, generation } => event.wait(generation, u64::MAX),
             Command::Record { .. } => Ok(()),
         }
@@ -237,6 +249,15 @@ impl Worker {
 }
 
 impl Copy {
+    /// A copy that was asked for, if it has bytes.
+    pub(crate) fn new(desc: &qhal_copy_desc) -> Result<Option<Self>, Failure> {
+        let (read, written) = (extent(desc, desc.src_pitch)?, extent(desc, desc.dst_pitch)?);
+        let src = side(&desc.src, desc.src_host.cast_mut(), read)?;
+        let dst = side(&desc.dst, desc.dst_host, written)?;
+        let &qhal_copy_desc { row_bytes, rows, src_pitch, dst_pitch, .. } = desc;
+        Ok((read > 0).then_some(Self { src, dst, row_bytes, rows, src_pitch, dst_pitch }))
+    }
+
     fn run(&self, device: &Device) -> Result<(), Failure> {
         let extent = |pitch: u64| (self.rows - 1) * pitch + self.row_bytes;
         let address = |side: &Side, bytes: u64| match side {
@@ -259,7 +280,7 @@ impl Copy {
             }
             (Side::Device(_), Side::Device(_)) => {
                 let (_, bandwidth, latency) = device.model.peer_link().unwrap_or((0, host / 2.0, 2.0 * latency));
-                transfer(device, bytes, bandwidth, latency);
+                transfer(device, bytes, bandwidth / device.settings.slow_link as f64, latency);
             }
             _ => transfer(device, bytes, host / device.settings.slow_link as f64, latency),
         }
@@ -362,14 +383,10 @@ pub(crate) unsafe extern "C" fn copy(
         guard(err, || {
             let stream = STREAMS.get(stream)?;
             let desc = desc.as_ref().ok_or_else(|| Failure::invalid("no description, expected one"))?;
-            let (read, written) = (extent(desc, desc.src_pitch)?, extent(desc, desc.dst_pitch)?);
-            let src = side(&desc.src, desc.src_host.cast_mut(), read)?;
-            let dst = side(&desc.dst, desc.dst_host, written)?;
-            if read == 0 {
-                return Ok(());
+            match Copy::new(desc)? {
+                Some(copy) => stream.enqueue(Command::Copy(copy)),
+                None => Ok(()),
             }
-            let &qhal_copy_desc { row_bytes, rows, src_pitch, dst_pitch, .. } = desc;
-            stream.enqueue(Command::Copy(Copy { src, dst, row_bytes, rows, src_pitch, dst_pitch }))
         })
     }
 }

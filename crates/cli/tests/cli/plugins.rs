@@ -49,7 +49,7 @@ fn devices_and_refused_plugins_are_listed() {
     assert_eq!(devices, ["cpu", "example"]);
     let loaded = plugin_of(&answer, &good);
     assert_eq!(answer["devices"][1]["instruction_set"], Value::Null);
-    assert_eq!((loaded["status"].as_str(), loaded["abi"].as_str()), (Some("loaded"), Some("0.1")));
+    assert_eq!((loaded["status"].as_str(), loaded["abi"].as_str()), (Some("loaded"), Some("0.2")));
     let why = |path: &Path| {
         let report = plugin_of(&answer, path);
         assert_eq!(report["status"], "refused");

@@ -10,13 +10,14 @@ use qwen_formats::DType;
 use qwen_hal_abi::{
     QHAL_CAPS_BUFFER_ALIGNMENT, QHAL_CAPS_CACHE_BYTES, QHAL_CAPS_COMPUTE_UNITS, QHAL_CAPS_MAX_ALLOCATION,
     QHAL_CAPS_MEMORY_TOTAL, QHAL_CAPS_VECTOR_WIDTH, QHAL_CAPS_VMM_GRANULARITY, QHAL_DTYPE_CAN_ACCUMULATE,
-    QHAL_DTYPE_CAN_COMPUTE, QHAL_DTYPE_CAN_CONVERT, QHAL_DTYPE_CAN_STORE, QHAL_EXT_VARIANTS, QHAL_EXT_VMM,
-    QHAL_FEATURE_EVENTS, QHAL_FEATURE_IMPORT_HOST, QHAL_FEATURE_INLINE, QHAL_FEATURE_MAP, QHAL_FEATURE_UNIFIED,
-    QHAL_FEATURE_VMM, QHAL_HEALTH_OK, QHAL_KIND_CPU, qhal_device, qhal_device_caps, qhal_device_id, qhal_device_info,
-    qhal_dtype_caps, qhal_error, qhal_health, qhal_kv, qhal_link,
+    QHAL_DTYPE_CAN_COMPUTE, QHAL_DTYPE_CAN_CONVERT, QHAL_DTYPE_CAN_STORE, QHAL_EXT_CMDLIST, QHAL_EXT_VARIANTS,
+    QHAL_EXT_VMM, QHAL_FEATURE_CMDLIST, QHAL_FEATURE_EVENTS, QHAL_FEATURE_IMPORT_HOST, QHAL_FEATURE_INLINE,
+    QHAL_FEATURE_MAP, QHAL_FEATURE_UNIFIED, QHAL_FEATURE_VMM, QHAL_HEALTH_OK, QHAL_KIND_CPU, qhal_device,
+    qhal_device_caps, qhal_device_id, qhal_device_info, qhal_dtype_caps, qhal_error, qhal_health, qhal_kv, qhal_link,
 };
 
 use super::buffer::VMM;
+use super::cmdlist::CMDLIST;
 use super::host::HostPool;
 use super::memory::page_size;
 use super::{Failure, guard, sized, write_text};
@@ -270,6 +271,7 @@ pub(super) unsafe extern "C" fn caps(
                 | QHAL_FEATURE_IMPORT_HOST
                 | QHAL_FEATURE_EVENTS
                 | QHAL_FEATURE_VMM
+                | QHAL_FEATURE_CMDLIST
                 | QHAL_FEATURE_INLINE;
             out.num_dtypes = dtype_caps().len() as u32;
             out.dtypes = dtype_caps().as_ptr();
@@ -319,10 +321,11 @@ pub(super) unsafe extern "C" fn extension(
             *out = match id {
                 QHAL_EXT_VMM if version <= VMM.version => (&raw const VMM).cast(),
                 QHAL_EXT_VARIANTS if version <= VARIANTS.version => (&raw const VARIANTS).cast(),
+                QHAL_EXT_CMDLIST if version <= CMDLIST.version => (&raw const CMDLIST).cast(),
                 _ => {
                     return Err(Failure::unsupported(format!(
-                        "extension {id} version {version}, the CPU has vmm ({QHAL_EXT_VMM}) and variants \
-                         ({QHAL_EXT_VARIANTS}), both in version 1"
+                        "extension {id} version {version}, the CPU has vmm ({QHAL_EXT_VMM}), command lists \
+                         ({QHAL_EXT_CMDLIST}) and variants ({QHAL_EXT_VARIANTS}), all in version 1"
                     )));
                 }
             };

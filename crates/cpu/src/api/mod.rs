@@ -5,6 +5,7 @@
 //! [`crate::plan`].
 
 mod buffer;
+mod cmdlist;
 mod device;
 mod host;
 mod memory;
@@ -30,7 +31,7 @@ static MANIFEST: Static<qhal_manifest> = Static(qhal_manifest {
     struct_size: size_of::<qhal_manifest>() as u32,
     abi_major: QHAL_ABI_MAJOR,
     abi_minor: QHAL_ABI_MINOR,
-    min_host_minor: QHAL_ABI_MINOR,
+    min_host_minor: 1,
     name: static_text("cpu"),
     vendor: static_text("qwen-inference"),
     version: static_text(env!("CARGO_PKG_VERSION")),

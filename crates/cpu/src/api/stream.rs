@@ -113,6 +113,42 @@ fn extent(desc: &qhal_copy_desc, pitch: u64) -> Result<u64, Failure> {
     steps.filter(|n| *n <= isize::MAX as u64).ok_or_else(|| Failure::invalid("a copy beyond the address space"))
 }
 
+/// A copy whose ranges were checked.
+pub(super) struct Copy<'a> {
+    desc: &'a qhal_copy_desc,
+    src: NonNull<u8>,
+    dst: NonNull<u8>,
+    empty: bool,
+}
+
+impl<'a> Copy<'a> {
+    /// # Safety
+    /// Buffers are null or alive.
+    pub(super) unsafe fn of(desc: &'a qhal_copy_desc) -> Result<Self, Failure> {
+        let (read, written) = (extent(desc, desc.src_pitch)?, extent(desc, desc.dst_pitch)?);
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let src = side(&desc.src, desc.src_host.cast_mut(), read, false)?;
+            let dst = side(&desc.dst, desc.dst_host, written, true)?;
+            Ok(Self { desc, src, dst, empty: read == 0 })
+        }
+    }
+
+    /// # Safety
+    /// Buffers and host ranges are alive, and nobody else uses them meanwhile.
+    pub(super) unsafe fn run(&self) {
+        let Self { desc, src, dst, empty } = self;
+        for row in 0..if *empty { 0 } else { desc.rows } {
+            // SAFETY: both extents lie within their sides.
+            unsafe {
+                let from = src.add((row * desc.src_pitch) as usize);
+                let to = dst.add((row * desc.dst_pitch) as usize);
+                from.copy_to(to, desc.row_bytes as usize);
+            }
+        }
+    }
+}
+
 pub(super) unsafe extern "C" fn copy(
     stream: *mut qhal_stream,
     desc: *const qhal_copy_desc,
@@ -122,19 +158,7 @@ pub(super) unsafe extern "C" fn copy(
     unsafe {
         guard(err, || {
             Stream::of(stream)?.check()?;
-            let desc = &*desc;
-            let (read, written) = (extent(desc, desc.src_pitch)?, extent(desc, desc.dst_pitch)?);
-            let src = side(&desc.src, desc.src_host.cast_mut(), read, false)?;
-            let dst = side(&desc.dst, desc.dst_host, written, true)?;
-            if read == 0 {
-                return Ok(());
-            }
-            for row in 0..desc.rows {
-                let from = src.add((row * desc.src_pitch) as usize);
-                let to = dst.add((row * desc.dst_pitch) as usize);
-                from.copy_to(to, desc.row_bytes as usize);
-            }
-            Ok(())
+            Copy::of(&*desc).map(|copy| copy.run())
         })
     }
 }

@@ -213,6 +213,31 @@ pub(crate) unsafe extern "C" fn prepack(
     }
 }
 
+/// # Safety
+/// Arguments with arrays of the stated lengths, and living buffers that nobody else uses meanwhile.
+unsafe fn run(plan: &Plan, args: *const qhal_launch_args, stream: &Stream) -> Result<(), Failure> {
+    // SAFETY: by the caller's promise.
+    plan.op.launch(&unsafe { Launch::new(args, plan.way, &stream.pool) }?)
+}
+
+/// Refuses a handle that is none.
+///
+/// # Safety
+/// The handle is null or alive.
+pub(crate) unsafe fn check(plan: *mut qhal_plan) -> Result<(), Failure> {
+    // SAFETY: by the caller's promise.
+    unsafe { plan_of(plan) }.map(drop)
+}
+
+/// Computes a command of a list.
+///
+/// # Safety
+/// As [`launch`].
+pub(crate) unsafe fn compute(plan: *mut qhal_plan, args: &qhal_launch_args, stream: &Stream) -> Result<(), Failure> {
+    // SAFETY: by the caller's promise.
+    unsafe { run(plan_of(plan)?, args, stream) }
+}
+
 pub(crate) unsafe extern "C" fn launch(
     plan: *mut qhal_plan,
     stream: *mut qhal_stream,
@@ -223,7 +248,7 @@ pub(crate) unsafe extern "C" fn launch(
     unsafe {
         guard(err, || {
             let (plan, stream) = (plan_of(plan)?, Stream::of(stream)?);
-            on_stream(stream, || plan.op.launch(&Launch::new(args, plan.way, &stream.pool)?))
+            on_stream(stream, || run(plan, args, stream))
         })
     }
 }

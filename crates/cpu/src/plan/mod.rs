@@ -24,7 +24,7 @@ mod variants;
 use std::sync::OnceLock;
 
 use qwen_hal_abi::ops as op;
-use qwen_hal_abi::{QHAL_MAX_PACKED, QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_DETERMINISTIC};
+use qwen_hal_abi::{QHAL_MAX_PACKED, QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_CAPTURE_SAFE, QHAL_PLAN_DETERMINISTIC};
 
 use crate::api::Failure;
 use crate::kernels::error::KernelError;
@@ -71,7 +71,7 @@ impl Facts {
 }
 
 /// Flags of every plan: rows are independent, and orders of summation are fixed by shapes.
-const FLAGS: u32 = QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT;
+pub(crate) const FLAGS: u32 = QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT | QHAL_PLAN_CAPTURE_SAFE;
 
 /// A planned op.
 #[derive(Debug, Clone)]

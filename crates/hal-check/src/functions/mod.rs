@@ -1,17 +1,16 @@
 //! Functions of the table, level 0, and the extensions, level 3.
 
+mod cmdlist;
+mod collectives;
 mod device;
 mod memory;
 mod refusals;
 mod streams;
 
-use qwen_hal::abi::{
-    QHAL_EXT_CMDLIST, QHAL_EXT_COLLECTIVES, QHAL_EXT_REGION, QHAL_FEATURE_CMDLIST, QHAL_FEATURE_COLLECTIVES,
-    QHAL_FEATURE_REGION, QHAL_OK,
-};
+use qwen_hal::abi::{QHAL_EXT_REGION, QHAL_FEATURE_REGION, QHAL_OK};
 
-use crate::case::{Body, Case, Checked, failed, unsupported};
-use crate::raw::{Handles, raw};
+use crate::case::{Body, Case, Checked, Trouble, failed, unsupported};
+use crate::raw::{raw, text};
 use crate::suite::Subject;
 
 type Function = (&'static str, fn(&Subject) -> Checked);
@@ -23,29 +22,27 @@ pub(crate) fn cases(level: u32) -> Vec<Case> {
     let zero = [device::CASES, memory::CASES, streams::CASES, refusals::CASES].concat();
     let mut cases: Vec<Case> = zero.iter().map(make(0)).collect();
     if level >= 3 {
-        cases.extend(EXTENSIONS.iter().map(make(3)));
+        let three = [cmdlist::CASES, &collectives::cases(), REGION].concat();
+        cases.extend(three.iter().map(make(3)));
     }
     cases
 }
 
-const EXTENSIONS: &[Function] = &[
-    ("extensions/cmdlist", |subject| extension(subject, QHAL_EXT_CMDLIST, QHAL_FEATURE_CMDLIST, "command lists")),
-    ("extensions/collectives", |subject| {
-        extension(subject, QHAL_EXT_COLLECTIVES, QHAL_FEATURE_COLLECTIVES, "collectives")
-    }),
-    ("extensions/region", |subject| extension(subject, QHAL_EXT_REGION, QHAL_FEATURE_REGION, "regions")),
-];
+const REGION: &[Function] = &[("region/claim", |subject| {
+    claim::<u32>(subject, QHAL_EXT_REGION, QHAL_FEATURE_REGION, "regions")?;
+    failed("regions: expected a refusal, as this version of the ABI defines no table, found a claim")
+})];
 
-/// The ABI has ids for these, but no tables yet, so that nothing can be claimed.
-fn extension(subject: &Subject, id: u32, feature: u64, what: &str) -> Checked {
-    let handles = Handles::new(subject, 64)?;
+/// The table of an extension, which is there if, and only if, the device says so.
+fn claim<T>(subject: &Subject, id: u32, feature: u64, what: &str) -> Result<*const T, Trouble> {
     let mut table = std::ptr::null();
-    let (status, _) = raw!(handles.table, query_extension(handles.device, id, 1, &raw mut table));
-    let claimed = subject.device.caps().has(feature);
-    if status == QHAL_OK || claimed {
-        return failed(format!(
-            "{what}: expected a refusal, as this version of the ABI defines no table, found a claim"
-        ));
+    let device = subject.device.raw_handle();
+    let (status, err) = raw!(subject.plugin.raw_table(), query_extension(device, id, 1, &raw mut table));
+    match (subject.device.caps().has(feature), status == QHAL_OK) {
+        (false, false) => unsupported(format!("the plugin has no {what}")),
+        (true, false) => failed(format!("{what}: the device claims them, query_extension refuses: {}", text(&err))),
+        (false, true) => failed(format!("{what}: query_extension has a table, the device does not claim them")),
+        (true, true) if table.is_null() => failed(format!("{what}: a null table with status OK")),
+        (true, true) => Ok(table.cast()),
     }
-    unsupported(format!("the plugin has no {what}"))
 }

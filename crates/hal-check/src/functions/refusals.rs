@@ -29,7 +29,7 @@ pub(super) const CASES: &[Function] = &[
 ];
 
 /// A refusal has a code of the header, and a record with the same code and a sentence.
-fn refused(what: &str, (status, err): (qhal_status, qhal_error)) -> Checked {
+pub(super) fn refused(what: &str, (status, err): (qhal_status, qhal_error)) -> Checked {
     ensure(status != QHAL_OK, || format!("{what}: expected a refusal, found OK"))?;
     ensure(status == QHAL_UNKNOWN || status_name(status) != "UNKNOWN", || format!("{what}: status {status} is none"))?;
     ensure(err.code == status, || format!("{what}: the record says {}, the status {status}", err.code))?;

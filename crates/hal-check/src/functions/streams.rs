@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use qwen_hal::abi::ops::*;
 use qwen_hal::abi::*;
-use qwen_hal::{BufferDesc, Dim, LaunchArgs, OpDesc, Plan, Scope, Stream, TensorDesc};
+use qwen_hal::{BufferDesc, Device, Dim, LaunchArgs, OpDesc, Plan, Scope, Stream, TensorDesc};
 
 use super::Function;
 use crate::case::{Checked, Trouble, ensure, failed, unsupported};
@@ -27,7 +27,7 @@ pub(super) const CASES: &[Function] = &[
 /// Bytes of the buffers that copies run between: large, so that work takes a while.
 const SIZE: u64 = 1 << 20;
 
-fn buffers(subject: &Subject, count: usize) -> Result<Vec<qwen_hal::Buffer>, Trouble> {
+pub(super) fn buffers(subject: &Subject, count: usize) -> Result<Vec<qwen_hal::Buffer>, Trouble> {
     let make = |_| Ok(subject.device.alloc(&BufferDesc::new(SIZE, QHAL_USAGE_STAGING, Scope::Temporary, "check"))?);
     (0..count).map(make).collect()
 }
@@ -78,7 +78,7 @@ fn many(subject: &Subject) -> Checked {
     Ok(())
 }
 
-fn event(subject: &Subject) -> Result<qwen_hal::Event, Trouble> {
+pub(super) fn event(subject: &Subject) -> Result<qwen_hal::Event, Trouble> {
     match subject.device.event() {
         Err(error) if error.call_error().is_some_and(qwen_hal::CallError::is_unsupported) => {
             if subject.device.caps().has(QHAL_FEATURE_EVENTS) {
@@ -126,7 +126,7 @@ fn event_reuse(subject: &Subject) -> Checked {
 }
 
 /// A launch that only the data makes fail: a slot behind the cache.
-fn fail(subject: &Subject, stream: &Stream) -> Result<(), Trouble> {
+pub(super) fn fail(device: &Device, stream: &Stream) -> Result<(), Trouble> {
     let rows = Dim::symbol(0, 1, 4);
     let cache = TensorDesc::f32(&[2.into(), (4 * 2 * 8).into()]);
     let op = OpDesc::new(QHAL_OP_KV_APPEND)
@@ -138,10 +138,10 @@ fn fail(subject: &Subject, stream: &Stream) -> Result<(), Trouble> {
         .input(TensorDesc::f32(&[rows, 8.into()]))
         .input(TensorDesc::new(QHAL_DTYPE_I32, &[rows]))
         .output(cache);
-    let plan = plan(&subject.device, &op)?;
+    let plan = plan(device, &op)?;
     let make = |bytes: &[u8]| -> Result<qwen_hal::Buffer, Trouble> {
         let desc = BufferDesc::new(bytes.len() as u64, QHAL_USAGE_ACTIVATION, Scope::Temporary, "check");
-        let buffer = subject.device.alloc(&desc)?;
+        let buffer = device.alloc(&desc)?;
         upload(stream, &buffer, 0, bytes)?;
         Ok(buffer)
     };
@@ -163,7 +163,7 @@ fn fail(subject: &Subject, stream: &Stream) -> Result<(), Trouble> {
 
 fn failure_sticks(subject: &Subject) -> Checked {
     let stream = subject.device.stream("s")?;
-    fail(subject, &stream)?;
+    fail(&subject.device, &stream)?;
     ensure(stream.wait().is_err(), || "a failed stream reports OK afterwards".into())?;
     let pair = buffers(subject, 2)?;
     let later = stream.copy(&pair[0].whole(), &pair[1].whole());
@@ -176,7 +176,7 @@ fn failure_sticks(subject: &Subject) -> Checked {
 fn failure_is_inherited(subject: &Subject) -> Checked {
     let (failing, waiting) = (subject.device.stream("failing")?, subject.device.stream("waiting")?);
     let event = event(subject)?;
-    fail(subject, &failing)?;
+    fail(&subject.device, &failing)?;
     // May itself tell of the failure.
     let recorded = failing.record(&event);
     let waited = waiting.wait_event(&event);
@@ -208,7 +208,7 @@ fn threads_memory(subject: &Subject) -> Checked {
     in_threads(8, &work)
 }
 
-fn in_threads(count: u8, work: &(dyn Fn(u8) -> Checked + Sync)) -> Checked {
+pub(super) fn in_threads(count: u8, work: &(dyn Fn(u8) -> Checked + Sync)) -> Checked {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..count).map(|seed| scope.spawn(move || work(seed))).collect();
         let mut results = threads.into_iter().map(|thread| thread.join());

@@ -7,11 +7,12 @@ use opencl3::command_queue::enqueue_nd_range_kernel;
 use opencl3::kernel::{Kernel, set_kernel_arg};
 use opencl3::types::cl_mem;
 use qwen_hal_abi::{
-    QHAL_MAX_PACKED, QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_DETERMINISTIC, QHAL_PLAN_NEEDS_PREPACK, QHAL_SUPPORT_NATIVE,
-    QHAL_SUPPORT_NO, QHAL_UNIMPLEMENTED, qhal_device, qhal_error, qhal_launch_args, qhal_op_desc, qhal_plan,
-    qhal_plan_info, qhal_plan_opts, qhal_slice, qhal_stream, qhal_support,
+    QHAL_MAX_PACKED, QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_CAPTURE_SAFE, QHAL_PLAN_DETERMINISTIC,
+    QHAL_PLAN_NEEDS_PREPACK, QHAL_SUPPORT_NATIVE, QHAL_SUPPORT_NO, QHAL_UNIMPLEMENTED, qhal_device, qhal_error,
+    qhal_launch_args, qhal_op_desc, qhal_plan, qhal_plan_info, qhal_plan_opts, qhal_slice, qhal_stream, qhal_support,
 };
 use qwen_hal_plugin::array;
+use qwen_hal_plugin::cmdlist::check_capture_safe;
 
 use super::desc::{Desc, Place};
 use super::recipe::{Arg, Packed, Recipe, Step};
@@ -23,7 +24,7 @@ use crate::stream::{Stream, done};
 use crate::unit::{Cut, Unit};
 
 /// Flags of every plan: rows are independent, and orders of summation are fixed by shapes.
-const FLAGS: u32 = QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT;
+const FLAGS: u32 = QHAL_PLAN_DETERMINISTIC | QHAL_PLAN_BATCH_INVARIANT | QHAL_PLAN_CAPTURE_SAFE;
 /// Work-items of a group of `pack`.
 const PACKERS: usize = 64;
 
@@ -388,15 +389,39 @@ pub(crate) unsafe extern "C" fn launch(
     err: *mut qhal_error,
 ) -> i32 {
     // SAFETY: the host passes a plan and a stream of ours, arguments, and living buffers that nobody else uses meanwhile.
+    unsafe { guard(err, || enqueue_launch(plan, stream, args)) }
+}
+
+/// Checks a launch and enqueues its kernels.
+///
+/// # Safety
+/// Living handles of ours, arguments with arrays of the stated lengths, living buffers that nobody else uses meanwhile.
+pub(crate) unsafe fn enqueue_launch(
+    plan: *mut qhal_plan,
+    stream: *mut qhal_stream,
+    args: *const qhal_launch_args,
+) -> Result<(), Failure> {
+    // SAFETY: by the caller's promise.
     unsafe {
-        guard(err, || {
-            let plan = plan_of(plan)?;
-            let stream = stream_of(stream, plan)?;
-            let launch = Launch::new(args)?;
-            launch.check(plan)?;
-            let mut steps = plan.recipe.steps.iter().zip(&plan.kernels);
-            steps.try_for_each(|(step, kernel)| run(stream, step, kernel, &launch))
-        })
+        let plan = plan_of(plan)?;
+        let stream = stream_of(stream, plan)?;
+        let launch = Launch::new(args)?;
+        launch.check(plan)?;
+        let mut steps = plan.recipe.steps.iter().zip(&plan.kernels);
+        steps.try_for_each(|(step, kernel)| run(stream, step, kernel, &launch))
+    }
+}
+
+/// Refuses a launch that cannot be recorded.
+///
+/// # Safety
+/// As [`enqueue_launch`], without a stream.
+pub(crate) unsafe fn check(plan: *mut qhal_plan, args: *const qhal_launch_args) -> Result<(), Failure> {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let plan = plan_of(plan)?;
+        check_capture_safe(FLAGS)?;
+        Launch::new(args)?.check(plan)
     }
 }
 

@@ -21,7 +21,7 @@ use qwen_hal_abi::{
     QHAL_NOT_READY, QHAL_OK, qhal_copy_desc, qhal_device, qhal_error, qhal_slice, qhal_stream, qhal_stream_desc,
 };
 
-use crate::buffer::of_slice;
+use crate::buffer::{of_slice, unit_of};
 use crate::device::Device;
 use crate::failure::{Failure, guard, reported, sized_ref};
 use crate::unit::Unit;
@@ -306,32 +306,54 @@ unsafe fn copy_run(
     }
 }
 
+/// Refuses a copy within a device that cannot be.
+///
+/// # Safety
+/// Buffers are null or alive.
+pub(crate) unsafe fn check_copy(desc: &qhal_copy_desc) -> Result<(), Failure> {
+    // SAFETY: by the caller's promise.
+    let unit = unsafe { unit_of(&desc.src) }?;
+    let (read, written) = (extent(desc, desc.src_pitch)?, extent(desc, desc.dst_pitch)?);
+    // SAFETY: as above.
+    unsafe {
+        of_slice(&desc.src, read, false, unit)?;
+        of_slice(&desc.dst, written, true, unit)?;
+    }
+    Ok(())
+}
+
+/// Enqueues a copy.
+///
+/// # Safety
+/// The stream is used by this thread; buffers are alive, host ranges valid until the copy is done.
+pub(crate) unsafe fn enqueue_copy_desc(stream: *mut qhal_stream, desc: &qhal_copy_desc) -> Result<(), Failure> {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let stream = Stream::of(stream)?;
+        stream.check()?;
+        let (read, written) = (extent(desc, desc.src_pitch)?, extent(desc, desc.dst_pitch)?);
+        let src = Side::new(&desc.src, desc.src_host.cast_mut(), read, false, &stream.unit)?;
+        let dst = Side::new(&desc.dst, desc.dst_host, written, true, &stream.unit)?;
+        if read == 0 {
+            return Ok(());
+        }
+        stream.enqueued(false);
+        if desc.rows == 1 || (desc.src_pitch == desc.row_bytes && desc.dst_pitch == desc.row_bytes) {
+            return copy_run(stream, (&src, 0), (&dst, 0), desc.rows * desc.row_bytes);
+        }
+        (0..desc.rows).try_for_each(|row| {
+            copy_run(stream, (&src, row * desc.src_pitch), (&dst, row * desc.dst_pitch), desc.row_bytes)
+        })
+    }
+}
+
 pub(super) unsafe extern "C" fn copy(
     stream: *mut qhal_stream,
     desc: *const qhal_copy_desc,
     err: *mut qhal_error,
 ) -> i32 {
     // SAFETY: the host passes a stream of ours, a description, and host ranges that are valid until the copy is done.
-    unsafe {
-        guard(err, || {
-            let stream = Stream::of(stream)?;
-            stream.check()?;
-            let desc = sized_ref(desc)?;
-            let (read, written) = (extent(desc, desc.src_pitch)?, extent(desc, desc.dst_pitch)?);
-            let src = Side::new(&desc.src, desc.src_host.cast_mut(), read, false, &stream.unit)?;
-            let dst = Side::new(&desc.dst, desc.dst_host, written, true, &stream.unit)?;
-            if read == 0 {
-                return Ok(());
-            }
-            stream.enqueued(false);
-            if desc.rows == 1 || (desc.src_pitch == desc.row_bytes && desc.dst_pitch == desc.row_bytes) {
-                return copy_run(stream, (&src, 0), (&dst, 0), desc.rows * desc.row_bytes);
-            }
-            (0..desc.rows).try_for_each(|row| {
-                copy_run(stream, (&src, row * desc.src_pitch), (&dst, row * desc.dst_pitch), desc.row_bytes)
-            })
-        })
-    }
+    unsafe { guard(err, || enqueue_copy_desc(stream, sized_ref(desc)?)) }
 }
 
 pub(super) unsafe extern "C" fn fill(
