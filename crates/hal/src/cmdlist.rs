@@ -24,6 +24,7 @@ use crate::stream::{NO_SLICE, Stream, check_copy, device_copy};
 const MAX_COMMANDS: usize = 1 << 20;
 
 /// A command as it was recorded, and as the current replay has it.
+#[expect(clippy::large_enum_variant, reason = "nearly all commands are launches")]
 #[derive(Debug)]
 enum Command {
     Launch { plan: Arc<Plan>, args: LaunchArgs, patched: LaunchArgs },
@@ -116,7 +117,8 @@ impl Recorder {
             return Err(plugin.argument("cmdlist.begin", "a device with command lists", "one without"));
         }
         // SAFETY: the table of this extension.
-        let table = device.cmdlist.get_or_init(|| unsafe { extension(plugin, device.raw, QHAL_EXT_CMDLIST) });
+        let table =
+            device.cmdlist.get_or_init(|| unsafe { extension(plugin, device.raw, QHAL_EXT_CMDLIST, "cmdlist") });
         let table: qhal_cmdlist_api = table.clone()?;
         let mut raw = std::ptr::null_mut();
         call_extension!(plugin, "", "cmdlist.begin", table, begin(device.raw.as_ptr(), &raw mut raw))?;

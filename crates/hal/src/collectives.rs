@@ -211,7 +211,8 @@ impl Communicator {
             }
         }
         // SAFETY: the table of this extension.
-        let table: qhal_collectives_api = unsafe { extension(plugin, first.0.raw, QHAL_EXT_COLLECTIVES) }?;
+        let table: qhal_collectives_api =
+            unsafe { extension(plugin, first.0.raw, QHAL_EXT_COLLECTIVES, "collectives") }?;
         let handles: Vec<_> = devices.iter().map(|device| device.0.raw.as_ptr()).collect();
         let desc = qhal_comm_desc {
             struct_size: size_of::<qhal_comm_desc>() as u32,

@@ -410,7 +410,7 @@ impl Device {
         let raw = NonNull::new(raw).ok_or_else(|| plugin.contract("device_open", "a device", "null with status OK"))?;
         let facts = Caps::read(plugin, raw).and_then(|caps| {
             // SAFETY: the table of this extension.
-            let vmm = || unsafe { extension(plugin, raw, QHAL_EXT_VMM) };
+            let vmm = || unsafe { extension(plugin, raw, QHAL_EXT_VMM, "vmm") };
             let vmm = if caps.has(QHAL_FEATURE_VMM) { Some(vmm()?) } else { None };
             Ok((caps, vmm))
         });

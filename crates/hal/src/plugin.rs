@@ -389,12 +389,17 @@ pub(crate) use call_extension;
 ///
 /// # Safety
 /// T is the table of this extension: integers and functions.
-pub(crate) unsafe fn extension<T>(plugin: &Plugin, device: NonNull<qhal_device>, id: u32) -> Result<T, HalError> {
+pub(crate) unsafe fn extension<T>(
+    plugin: &Plugin,
+    device: NonNull<qhal_device>,
+    id: u32,
+    name: &str,
+) -> Result<T, HalError> {
     let mut table: *const c_void = std::ptr::null();
     call!(plugin, "", query_extension(device.as_ptr(), id, 1, &raw mut table))?;
     // SAFETY: an extension table states its size; null functions are `None`.
     unsafe { copy_struct(table.cast::<T>()) }
-        .map_err(|found| plugin.contract("query_extension", format!("a table of extension {id}"), found))
+        .map_err(|found| plugin.contract("query_extension", format!("the table of {name}"), found))
 }
 
 /// Answer of a stub.

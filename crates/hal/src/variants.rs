@@ -37,7 +37,7 @@ impl DeviceInner {
     fn variants(&self) -> Option<&qhal_variants_api> {
         let read = || {
             // SAFETY: the table of this extension.
-            match unsafe { extension(&self.plugin, self.raw, QHAL_EXT_VARIANTS) } {
+            match unsafe { extension(&self.plugin, self.raw, QHAL_EXT_VARIANTS, "variants") } {
                 Err(error @ HalError::Contract { .. }) => {
                     tracing::warn!(%error, "no table of variants");
                     None

@@ -52,6 +52,11 @@ impl Cache {
         Self(root.map(|root| root.join("opencl")))
     }
 
+    /// None, which keeps nothing.
+    pub(crate) const fn none() -> Self {
+        Self(None)
+    }
+
     #[cfg(test)]
     fn at(folder: &Path) -> Self {
         Self(Some(folder.to_owned()))

@@ -17,6 +17,8 @@ mod failure;
 mod host;
 mod plan;
 mod program;
+#[cfg(test)]
+mod seeded;
 mod stream;
 mod unit;
 

@@ -23,6 +23,12 @@ const ROWS: &str = include_str!("../kernels/rows.cl");
 const ATTENTION: &str = include_str!("../kernels/attention.cl");
 const EXPERTS: &str = include_str!("../kernels/experts.cl");
 
+/// Every source.
+#[cfg(test)]
+pub(crate) const fn sources() -> [&'static str; 8] {
+    [COMMON, WEIGHTS, VECTOR, GEMM, EMBED, ROWS, ATTENTION, EXPERTS]
+}
+
 /// Which program: its source, and what it is specialised for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Kernels {
@@ -35,6 +41,8 @@ pub(crate) struct Kernels {
 impl Kernels {
     fn new(unit: &Unit, sources: &'static [&'static str], options: &str) -> Self {
         let options = format!("-cl-std=CL1.2 {} {options}", unit.facts.tiling.defines());
+        #[cfg(test)]
+        let options = crate::seeded::mark(options);
         Self { sources, tiles: Vec::new(), options: options.trim_end().to_owned() }
     }
 
@@ -69,6 +77,8 @@ impl Kernels {
                 source.push_str(part);
             }
         }
+        #[cfg(test)]
+        let source = crate::seeded::spoil(source, &self.options);
         source
     }
 }
@@ -108,7 +118,8 @@ impl Programs {
 }
 
 fn build(unit: &Unit, kernels: &Kernels) -> Result<ClProgram, Failure> {
-    let (source, cache) = (kernels.source(), Cache::of_user());
+    // Tests of the crate leave the user's cache alone.
+    let (source, cache) = (kernels.source(), if cfg!(test) { Cache::none() } else { Cache::of_user() });
     let key = Key::of(&[&source, &kernels.options, &unit.facts.fingerprint]);
     if let Some(binary) = cache.load(&key) {
         match ClProgram::create_and_build_from_binary(&unit.context, &[&binary], &kernels.options) {

@@ -1,6 +1,6 @@
 //! Exchange between simulated chips: the modelled time of their links, and faults that reach every rank.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
 

@@ -52,7 +52,7 @@ impl Commands for Cpu {
             let stream = Stream::of(stream)?;
             stream.check()?;
             let done = caught(|| match command {
-                Command::Launch { plan, args } => entry::compute(*plan, *args, stream),
+                Command::Launch { plan, args } => entry::compute(*plan, args, stream),
                 Command::Copy(desc) => stream::Copy::of(desc).map(|copy| copy.run()),
             });
             done.map_err(|failure| stream.stick(failure))

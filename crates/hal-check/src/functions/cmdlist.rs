@@ -457,7 +457,8 @@ fn some_args(device: &Device, plan: &Plan) -> Result<(LaunchArgs, Vec<Buffer>), 
         let packed = plan.info().packed_bytes.get(i).copied().unwrap_or(0);
         let bytes = packed.max(if packed > 0 { 0 } else { plan.input_bytes(i) });
         if bytes > 0 {
-            args.set_input(i, &memory(bytes)?);
+            // Starts of queries have one element more than their description says.
+            args.set_input(i, &memory(bytes + 4)?);
         }
     }
     for o in 0..plan.num_outputs() {

@@ -277,8 +277,8 @@ fn check_reduced(dtype: u32, reduction: Reduction, given: &[&[u8]], found: &[u8]
             }
             Reduction::Max => (column().fold(f64::NEG_INFINITY, f64::max), 0.0),
         };
-        // Not a number fails as well.
-        if !((found - expected).abs() <= limit) {
+        let difference = (found - expected).abs();
+        if difference.is_nan() || difference > limit {
             return failed(format!(
                 "element {i} is {found}, expected {expected} within {limit:.1e} of {} ranks",
                 all.len()
@@ -291,6 +291,9 @@ fn check_reduced(dtype: u32, reduction: Reduction, given: &[&[u8]], found: &[u8]
 const REDUCED: [u32; 4] = [QHAL_DTYPE_F32, QHAL_DTYPE_F16, QHAL_DTYPE_BF16, QHAL_DTYPE_I32];
 const MOVED: [u32; 4] = [QHAL_DTYPE_F32, QHAL_DTYPE_BF16, QHAL_DTYPE_I8, QHAL_DTYPE_I64];
 
+/// What each rank gave or got.
+type Parts<'a> = &'a [Vec<u8>];
+
 /// Every type and count that the plugin has, at least one; `check` is told what each rank gave and got.
 fn values(
     subject: &Subject,
@@ -298,7 +301,7 @@ fn values(
     exchanges: &[Exchange],
     dtypes: &[u32],
     (gives, gets): (u64, u64),
-    check: &dyn Fn(&Collective, &[Vec<u8>], &[Vec<u8>]) -> Checked,
+    check: &dyn Fn(&Collective, Parts<'_>, Parts<'_>) -> Checked,
 ) -> Checked {
     let team = Team::new(subject, ranks, PATIENCE)?;
     let order: Vec<usize> = (0..ranks).collect();

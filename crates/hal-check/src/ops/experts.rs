@@ -44,6 +44,8 @@ fn routes() -> Vec<Case> {
     let list = [
         ("softmax", plain, false),
         ("softmax_renormalised", oracle::Route { renormalise: true, top_k: 2, ..plain }, false),
+        // Logits are whole numbers, so that experts and groups tie: the lower index is taken.
+        ("ties", oracle::Route { groups: 4, top_groups: 2, ..plain }, false),
         ("softmax_groups_by_max", oracle::Route { groups: 4, top_groups: 2, scale: 3.0, ..plain }, false),
         (
             "sigmoid_groups_by_top2_sum_with_bias",
@@ -63,7 +65,8 @@ fn routes() -> Vec<Case> {
     for (name, args, biased) in list {
         let (rows, experts) = (8, 32);
         let mut random = Random::new(101);
-        let logits: Vec<f32> = random.f32s(rows * experts).iter().map(|x| x * 4.0).collect();
+        let whole = |x: f32| if name == "ties" { x.round() } else { x };
+        let logits: Vec<f32> = random.f32s(rows * experts).iter().map(|x| whole(x * 4.0)).collect();
         let bias = random.f32s(experts);
         let (mut ids, mut weights) = (Vec::new(), Vec::new());
         for row in logits.chunks(experts) {
