@@ -196,7 +196,7 @@ fn other_forms_of_the_report() {
     let text = stdout(hal_check().args(["--device", "cpu", "--level", "1", "--case", "softmax/", "--verbose"]));
     assert!(text.contains("passed      1/softmax/rows  nmse"), "{text}");
     let list = stdout(hal_check().args(["--list", "--level", "3"]));
-    assert!(list.lines().count() > 200 && list.contains("3/extensions/collectives"), "{list}");
+    assert!(list.lines().count() > 200 && list.contains("3/collectives/all_reduce.8"), "{list}");
     insta::assert_snapshot!("help_qwen_hal_check", transcript(hal_check().arg("--help")));
     let wrong = transcript(hal_check().args(["--device", "cpu", "--case", "nothing of the kind"]));
     assert!(wrong.contains("expected part of a case's name"), "{wrong}");
