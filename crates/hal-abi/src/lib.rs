@@ -17,6 +17,8 @@
 //! 7. **Threads.** Devices, plans, buffers: any thread. A stream or event: one thread at a time.
 //! 8. **Determinism.** Same plan, inputs and values give the same bits; plan flags say if a row's result is
 //!    also independent of the other rows.
+//! 9. **Extensions** are tables of their own, asked for by id and version, where a device's features say that they are there:
+//!    [`qhal_vmm_api`], [`qhal_variants_api`], [`qhal_cmdlist_api`], [`qhal_collectives_api`].
 //!
 //! The op vocabulary (operands, attributes, formulas) is in [`ops`].
 #![expect(non_camel_case_types, reason = "type names are the names of the C header")]

@@ -187,6 +187,8 @@ impl CommandList {
         if count > 0 && patches.is_null() {
             return Err(Failure::invalid(format!("a null array, expected {count} patches")));
         }
+        // What a replay left that ended in a panic.
+        self.restore();
         // SAFETY: by the caller's promise.
         let result = (0..count as usize)
             .try_for_each(|i| self.patch(unsafe { element(patches, i) }))
@@ -195,12 +197,17 @@ impl CommandList {
                 let mut commands = self.commands.iter().enumerate();
                 commands.try_for_each(|(at, command)| command.with(&mut *enqueue).map_err(|failure| failure.at(at)))
             });
+        self.restore();
+        result
+    }
+
+    /// Takes the patches out again, the last first.
+    fn restore(&mut self) {
         while let Some(mut patch) = self.exchanged.pop() {
             if let Some(command) = self.commands.get_mut(patch.command as usize) {
                 command.exchange(&mut patch);
             }
         }
-        result
     }
 
     fn patch(&mut self, mut patch: qhal_patch) -> Result<(), Failure> {
