@@ -12,6 +12,8 @@ fn main() {
     let sampling = SamplingParams { temperature: 0.0, max_tokens: 400, ignore_eos: true, ..SamplingParams::default() };
     let (launch, step) = (support::launch_ns(), support::step(&sampling));
     println!("launch of one op: {launch:.0} ns");
+    let [replayed, patched] = support::replay_ns();
+    println!("launch of a replayed list: {replayed:.0} ns, with a value patched: {patched:.0} ns");
     println!(
         "decoding step of one sequence, {} layers, vocabulary {}: {:.3} ms",
         support::LAYERS,

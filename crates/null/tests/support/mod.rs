@@ -8,10 +8,14 @@ use std::time::{Duration, Instant};
 
 use qwen_engine::{Engine, LoadOptions, LoadedModel, Request, SamplingParams};
 use qwen_hal::abi::{QHAL_USAGE_ACTIVATION, ops};
-use qwen_hal::{BufferDesc, Device, Dim, Host, LaunchArgs, OpDesc, PlanOptions, Plugin, Pool, Scope, TensorDesc};
+use qwen_hal::{
+    BufferDesc, Device, Dim, Host, LaunchArgs, OpDesc, Patches, PlanOptions, Plugin, Pool, Scope, TensorDesc,
+};
 
 /// Layers of the model.
 pub(crate) const LAYERS: usize = 30;
+/// Launches of a step of SmolLM2-135M.
+const COMMANDS: usize = 304;
 /// Its vocabulary, which is what sampling works on.
 pub(crate) const VOCABULARY: usize = 49152;
 
@@ -87,6 +91,36 @@ pub(crate) fn launch_ns() -> f64 {
         start.elapsed()
     };
     median((0..21).map(run).collect()).as_secs_f64() * 1e9 / f64::from(LAUNCHES)
+}
+
+/// Median nanoseconds of a launch of a replayed list as long as a step: as it was recorded, and with another number of rows in each.
+pub(crate) fn replay_ns() -> [f64; 2] {
+    let device = device();
+    let stream = device.stream("s").unwrap();
+    let x = TensorDesc::f32(&[Dim::symbol(0, 1, 8), 64.into()]);
+    let op = OpDesc::new(ops::QHAL_OP_SOFTMAX).input(x).output(x);
+    let plan = Arc::new(device.plan(&op, &PlanOptions::default()).unwrap());
+    let buffer = device.alloc(&BufferDesc::new(4096, QHAL_USAGE_ACTIVATION, Scope::Temporary, "x")).unwrap();
+    let mut args = LaunchArgs::new(&plan);
+    args.set_input(0, &buffer.slice(0, 2048).unwrap()).set_output(0, &buffer.slice(2048, 2048).unwrap());
+    let mut recorder = device.record().unwrap();
+    for _ in 0..COMMANDS {
+        recorder.launch(&plan, &args).unwrap();
+    }
+    let mut list = recorder.finish().unwrap();
+    let mut patches = Patches::new();
+    let mut measure = |rows: Option<i64>| {
+        let run = |_| {
+            let start = Instant::now();
+            for command in 0..rows.map_or(0, |_| COMMANDS) {
+                patches.symbol(command, 0, rows.unwrap_or(1));
+            }
+            list.replay(&stream, &patches).unwrap();
+            start.elapsed()
+        };
+        median((0..201).map(run).collect()).as_secs_f64() * 1e9 / COMMANDS as f64
+    };
+    [measure(None), measure(Some(5))]
 }
 
 /// Median time of a decoding step of one sequence over the 30 layers, sampling included.
