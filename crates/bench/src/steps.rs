@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use qwen_engine::{DEFAULT_SEQ_LEN, EngineError, LoadOptions, LoadedModel};
 use qwen_ir::Phase;
-use qwen_runtime::{Batch, Cost, LogitRows, Model, SequenceKv};
+use qwen_runtime::{Batch, Cost, LogitRows, Model, SequenceKv, StepResult};
 use serde::Serialize;
 
 use crate::{Breakdown, Limits, Spread};
@@ -299,7 +299,7 @@ fn forward(
             breakdown.step();
         }
         Look::Count(costs) => {
-            costs.extend(model.step_cost(phase, batch)?);
+            costs.extend(model.step_cost(StepResult::Logits, phase, batch)?);
             model.forward(phase, batch, logits)?;
         }
     }

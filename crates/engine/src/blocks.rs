@@ -51,7 +51,7 @@ impl Blocks {
     /// Blocks that a sequence without any would find, and how many of them count as free now. The last token of a sequence is
     /// never found: its logits are wanted.
     pub(crate) fn find(&self, sequence: &Sequence) -> (usize, usize) {
-        let Some(cache) = self.cache.as_ref().filter(|_| !sequence.wants_prompt_rows()) else { return (0, 0) };
+        let Some(cache) = self.cache.as_ref().filter(|_| !sequence.wants_every_row()) else { return (0, 0) };
         let path = cache.find(Self::place(sequence), &sequence.tokens[..sequence.tokens.len() - 1]);
         (path.len(), cache.idle_of(&path) as usize)
     }
@@ -60,7 +60,7 @@ impl Blocks {
     /// holds nothing but cached blocks. Returns the tokens that were found.
     pub(crate) fn take_over(&mut self, sequence: &mut Sequence) -> usize {
         let held = sequence.path.len();
-        let Some(cache) = self.cache.as_mut().filter(|_| !sequence.wants_prompt_rows()) else { return 0 };
+        let Some(cache) = self.cache.as_mut().filter(|_| !sequence.wants_every_row()) else { return 0 };
         if sequence.kv.blocks.len() != held || sequence.kv.len as usize != held * self.size {
             return 0;
         }
@@ -78,7 +78,7 @@ impl Blocks {
     pub(crate) fn current<'a>(&self, sequence: &'a Sequence) -> Option<(Place, &'a [u32], bool)> {
         let held = sequence.path.len() * self.size;
         let is_whole = held + self.size < sequence.tokens.len() && (sequence.kv.len as usize) < held + self.size;
-        let is_open = sequence.kv.blocks.len() == sequence.path.len() && !sequence.wants_prompt_rows();
+        let is_open = sequence.kv.blocks.len() == sequence.path.len() && !sequence.wants_every_row();
         let is_shared = self.cache.is_some() && is_whole;
         is_shared.then(|| (Self::place(sequence), &sequence.tokens[held..held + self.size], is_open))
     }

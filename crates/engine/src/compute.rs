@@ -1,4 +1,4 @@
-//! One part of a step: the model computes it, then each sequence takes its rows of logits.
+//! One part of a step: the model computes it, then each sequence takes its rows, of logits or of hidden states.
 //!
 //! While the model computes, a thread beside it finds out which tokens the grammars of the part allow next: that depends on
 //! the tokens that are there already. Afterwards sequences choose their tokens on the threads of the compute pool, each by
@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use qwen_runtime::{Batch, LogitRows, RuntimeError};
+use qwen_runtime::{Batch, LogitRows, RuntimeError, StepResult};
 
 use crate::constraint::ConstraintState;
 use crate::engine::Engine;
@@ -18,10 +18,10 @@ use crate::schedule::{Member, Part};
 use crate::sequence::{Facts, Sequence};
 use crate::{FinishReason, Output, Scratch};
 
-/// Values of logits from which on choosing tokens is worth waking other threads for.
+/// Values of rows from which on choosing tokens is worth waking other threads for.
 const WORTH_THREADS: usize = 1 << 16;
 
-/// A sequence with its rows of logits.
+/// A sequence with its rows.
 struct Job<'a> {
     sequence: &'a mut Sequence,
     member: Member,
@@ -53,7 +53,7 @@ impl Engine {
         }
     }
 
-    /// Computes the logits of a part; the rows of each member.
+    /// Computes the rows of a part, and says which are each member's.
     fn forward(&mut self, part: &Part) -> Result<Vec<Range<usize>>, RuntimeError> {
         let mut batch = Batch::new(self.loaded.model.block_size());
         let mut rows = Vec::with_capacity(part.members.len());
@@ -62,9 +62,9 @@ impl Engine {
             let sequence = &self.running[member.at];
             let start = sequence.kv.len as usize;
             let tokens = &sequence.tokens[start..start + member.tokens];
-            let wanted = if sequence.wants_prompt_rows() || !sequence.draft.is_empty() {
+            let wanted = if sequence.wants_every_row() || !sequence.draft.is_empty() {
                 LogitRows::All
-            } else if member.tokens == sequence.pending() && !sequence.ends_with_prompt() {
+            } else if member.tokens == sequence.pending() && sequence.wants_last_row() {
                 LogitRows::Last
             } else {
                 LogitRows::None
@@ -96,18 +96,18 @@ impl Engine {
                     sum
                 })
             };
-            self.loaded.model.step_cost(part.phase, &batch).ok().map(total)
+            self.loaded.model.step_cost(part.result, part.phase, &batch).ok().map(total)
         } else {
             None
         };
         let start = Instant::now();
-        let (model, logits) = (&mut self.loaded.model, &mut self.logits);
+        let (model, rows_out) = (&mut self.loaded.model, &mut self.rows);
         let result = if masks.is_empty() {
-            model.forward(part.phase, &batch, logits)
+            model.compute(part.result, part.phase, &batch, rows_out)
         } else {
             std::thread::scope(|scope| {
                 scope.spawn(|| masks.iter_mut().for_each(|mask| mask.prepare()));
-                model.forward(part.phase, &batch, logits)
+                model.compute(part.result, part.phase, &batch, rows_out)
             })
         };
         let seconds = start.elapsed().as_secs_f64();
@@ -130,17 +130,20 @@ impl Engine {
             let job = Job { sequence, member: *member, rows, outputs: Vec::new(), accepted: 0 };
             jobs.push(Mutex::new(job));
         }
-        let width = self.loaded.model.vocab_size().max(1);
-        let (logits, scratch, facts) = (&self.logits, &self.scratch, &*self.preparer.facts);
-        let vocab_size = self.preparer.limits.vocab_size as usize;
-        let row = |i: usize| &logits[i * width..i * width + vocab_size.min(width)];
+        let width = self.loaded.model.width(part.result).max(1);
+        let (values, scratch, facts) = (&self.rows, &self.scratch, &*self.preparer.facts);
+        let used = match part.result {
+            StepResult::Logits => width.min(self.preparer.limits.vocab_size as usize),
+            StepResult::Hidden => width,
+        };
+        let row = |i: usize| &values[i * width..i * width + used];
         let run = |i: usize| {
             let mut own = scratch.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
             jobs[i].lock().unwrap_or_else(PoisonError::into_inner).run(&row, facts, &mut own);
             scratch.lock().unwrap_or_else(PoisonError::into_inner).push(own);
         };
         match &self.options.pool {
-            Some(pool) if jobs.len() > 1 && logits.len() >= WORTH_THREADS => pool.run(jobs.len(), &run),
+            Some(pool) if jobs.len() > 1 && values.len() >= WORTH_THREADS => pool.run(jobs.len(), &run),
             _ => (0..jobs.len()).for_each(run),
         }
         let speculation = self.options.speculation.unwrap_or_default();
@@ -173,11 +176,18 @@ impl Job<'_> {
         let sequence = &mut *self.sequence;
         let start = sequence.kv.len as usize;
         let is_complete = self.member.tokens == sequence.pending();
-        if sequence.wants_prompt_rows() {
-            sequence.take_prompt_rows(start, self.rows.clone().map(row));
+        if sequence.wants_every_row() || (is_complete && sequence.embeds()) {
+            // Of a prompt that is pooled by its last token, this is the one row.
+            let first = start + self.member.tokens - self.rows.len();
+            sequence.take_prompt_rows(first, self.rows.clone().map(row));
         }
         sequence.kv.len += self.member.tokens as u32;
         if !is_complete {
+            return;
+        }
+        if sequence.embeds() {
+            self.outputs.push(sequence.embedded());
+            sequence.is_ended = true;
             return;
         }
         if sequence.ends_with_prompt() {

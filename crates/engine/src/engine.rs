@@ -12,19 +12,22 @@ use std::time::{Duration, Instant};
 use qwen_hal::ComputePool;
 use qwen_ir::Phase;
 use qwen_models::tokenizer::Tokenizer;
-use qwen_runtime::{Batch, LogitRows, Model, RuntimeError, SequenceKv};
+use qwen_runtime::{Batch, LogitRows, Model, RuntimeError, SequenceKv, StepResult};
 
 use crate::blocks::Blocks;
 use crate::guard::{Guard, GuardOptions};
 use crate::handle::About;
-use crate::kv_map::KvMap;
+use crate::kv_map::{KvMap, KvState};
 use crate::load_meter::{DeviceRates, LoadMeter};
 use crate::prepare::{Prepared, Preparer};
 use crate::queue::{Queue, Waiting};
 use crate::sequence::{Facts, Sequence};
 use crate::speculate::Speculation;
-use crate::stats::EngineStats;
+use crate::stats::{EngineStats, PoolStats};
 use crate::{EngineError, FinishReason, Limits, LoadedModel, Output, Request, RequestId, Scratch};
+
+/// Between two looks at the pools of memory while there is work.
+const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Choices of an engine.
 #[derive(Clone)]
@@ -83,10 +86,13 @@ pub struct Engine {
     pub(crate) blocks: Blocks,
     pub(crate) meter: LoadMeter,
     pub(crate) guard: Guard,
-    pub(crate) logits: Vec<f32>,
+    /// Of the part that was computed last.
+    pub(crate) rows: Vec<f32>,
     pub(crate) scratch: Mutex<Vec<Scratch>>,
     pub(crate) stats: EngineStats,
     cancelled: HashSet<RequestId>,
+    /// When the pools of memory were looked at.
+    surveyed: Option<Instant>,
     /// Whether a waiting request has a deadline, or did.
     watches_deadlines: bool,
     next_id: u64,
@@ -119,22 +125,25 @@ impl Engine {
         let limits = limits(&loaded);
         eos.retain(|id| *id < limits.vocab_size);
         let facts = Facts { tokenizer: loaded.tokenizer.clone(), eos };
-        Self {
+        let mut engine = Self {
             preparer: Preparer::new(limits, Arc::new(facts)),
             waiting: Queue::new(),
             running: Vec::new(),
             blocks: Blocks::new(limits.block_size, options.prefix_cache),
             meter: LoadMeter::new(options.rates, options.tpot_target),
             guard: Guard::new(options.guard),
-            logits: Vec::new(),
+            rows: Vec::new(),
             scratch: Mutex::default(),
             stats: EngineStats::default(),
             cancelled: HashSet::new(),
+            surveyed: None,
             watches_deadlines: false,
             next_id: 1,
             options,
             loaded,
-        }
+        };
+        engine.survey(Instant::now());
+        engine
     }
 
     /// Config, tokenizer, template, memory.
@@ -276,9 +285,29 @@ impl Engine {
                 self.stats.count_finish(reason);
             }
         }
+        self.survey(begin);
         self.stats.last_step_seconds = begin.elapsed().as_secs_f64();
         self.stats.step_seconds += self.stats.last_step_seconds;
         outputs
+    }
+
+    /// Looks at the pools of memory, if that is due: it looks at every block.
+    fn survey(&mut self, now: Instant) {
+        let is_due = |last: Instant| now.saturating_duration_since(last) >= SURVEY_INTERVAL;
+        if self.has_work() && !self.surveyed.is_none_or(is_due) {
+            return;
+        }
+        self.surveyed = Some(now);
+        let (memory, map) = (self.loaded.model.memory(), self.kv_map());
+        let block = self.loaded.model.block_bytes();
+        self.stats.memory = PoolStats {
+            weights: memory.weights_packed + memory.weights_owned,
+            activations: memory.arenas.iter().sum(),
+            step_buffers: memory.step_buffers,
+            kv_backed: memory.kv_committed,
+            kv_free: block * u64::from(map.count(KvState::Free)),
+            kv_largest_free: block * u64::from(map.largest_free_run()),
+        };
     }
 
     /// Ends what was cancelled or is late.
@@ -338,7 +367,7 @@ impl Engine {
         }
         let mut kv = SequenceKv::default();
         let model = &mut self.loaded.model;
-        let result = each_chunk(model, &mut self.blocks, &mut kv, tokens, decode, &mut self.logits, sink);
+        let result = each_chunk(model, &mut self.blocks, &mut kv, tokens, decode, &mut self.rows, sink);
         let released = self.loaded.model.release(&mut kv);
         Ok(result.and(released)?)
     }
@@ -352,6 +381,7 @@ fn limits(loaded: &LoadedModel) -> Limits {
             loaded.tokenizer.as_ref().map_or(model_vocab_size, |t| t.vocab_size().min(model_vocab_size)),
         ),
         model_vocab_size: number(model_vocab_size),
+        hidden_size: number(loaded.model.width(StepResult::Hidden)),
         max_seq_len: loaded.model.options().max_seq_len,
         block_size: loaded.model.block_size(),
         cache_blocks: loaded.model.cache_blocks(),

@@ -201,15 +201,15 @@ impl Engine {
         let mut batch = Batch::new(self.loaded.model.block_size());
         let again = batch
             .push(&before, last, LogitRows::Last)
-            .and_then(|()| self.loaded.model.forward(part.phase, &batch, &mut row));
-        let width = self.loaded.model.vocab_size().max(1);
-        let known = self.logits.get(first_row * width..(first_row + 1) * width).unwrap_or_default();
+            .and_then(|()| self.loaded.model.compute(part.result, part.phase, &batch, &mut row));
+        let width = self.loaded.model.width(part.result).max(1);
+        let known = self.rows.get(first_row * width..(first_row + 1) * width).unwrap_or_default();
         let result = match again {
             Err(error) => Err(error.to_string()),
             Ok(()) if differs(known, &row) => {
                 let unequal = known.iter().zip(&row).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
                 Err(format!(
-                    "a step computed twice gave different logits ({unequal} of {width}): the device computes wrongly now \
+                    "a step computed twice gave different values ({unequal} of {width}): the device computes wrongly now \
                      and then; its answers since the last check are in doubt"
                 ))
             }

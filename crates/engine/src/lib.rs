@@ -22,6 +22,7 @@ mod handle;
 mod kv_map;
 mod load;
 mod load_meter;
+mod pooling;
 mod prefix_cache;
 mod prepare;
 mod queue;
@@ -42,6 +43,7 @@ pub use handle::{About, EngineHandle, Outputs, Progress, SubmitError};
 pub use kv_map::{KvMap, KvState};
 pub use load::{DEFAULT_SEQ_LEN, LoadOptions, LoadStage, LoadedModel, compile, explain, op_differences};
 pub use load_meter::{DeviceRates, HLI_MERGE, HLI_SPLIT};
+pub use pooling::Pooling;
 pub use prepare::{Prepared, Preparer};
 pub use qwen_ir::{MlaForm, Phase, Symbol};
 pub use qwen_runtime::{
@@ -53,6 +55,6 @@ pub use request::{
 };
 pub use sampling::{Logprobs, Sampled, Sampler, SamplingParams, Scratch, TokenLogprob, logprobs};
 pub use speculate::Speculation;
-pub use stats::{EngineStats, STEP_TOKENS_BOUNDS};
+pub use stats::{EngineStats, PoolStats, STEP_TOKENS_BOUNDS};
 pub use stop::{Released, StopWatch};
 pub use topology::{Distance, Place, Topology};

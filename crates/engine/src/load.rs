@@ -33,6 +33,8 @@ pub struct LoadOptions {
     pub max_cached_tokens: Option<u64>,
     /// Form of latent attention, whatever the phase.
     pub mla_form: Option<MlaForm>,
+    /// Give vectors of texts too ([`Request::embed`](crate::Request::embed)).
+    pub embeddings: bool,
     /// Keep the text form of the graph after this pass.
     pub dump_after: Option<PassName>,
 }
@@ -47,6 +49,7 @@ impl Default for LoadOptions {
             prefill_chunk_size: 512,
             max_cached_tokens: None,
             mla_form: None,
+            embeddings: false,
             dump_after: None,
         }
     }
@@ -148,6 +151,7 @@ fn model_options(config: &ModelConfig, options: &LoadOptions) -> Result<ModelOpt
         max_step_tokens: chunk.min(max_seq_len).max(max_sequences),
         max_cached_tokens: options.max_cached_tokens.unwrap_or(u64::from(max_seq_len)).max(u64::from(max_seq_len)),
         mla_form: options.mla_form,
+        hidden: options.embeddings,
         dump_after: options.dump_after,
     })
 }

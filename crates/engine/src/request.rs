@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::pooling::Pooling;
 use crate::{EngineError, Logprobs, SamplingParams};
 
 /// Identity of a request within an engine.
@@ -49,6 +50,8 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Log-probabilities of the prompt's tokens and so many best ones at each position; with it, `max_tokens` may be 0.
     pub prompt_logprobs: Option<u32>,
+    /// A vector of the prompt, made so of its hidden states, instead of an answer: with it, `max_tokens` is 0.
+    pub embed: Option<Pooling>,
     /// What the answer must look like.
     pub constraint: Option<Constraint>,
     /// Lower runs earlier; requests of equal priority share fairly.
@@ -121,6 +124,8 @@ pub struct Output {
     pub logprobs: Option<Logprobs>,
     /// If asked for, with the first output: an entry for each prompt token, none for the first.
     pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+    /// If asked for: a value for each dimension of the model, of no particular length.
+    pub embedding: Option<Vec<f32>>,
     /// Set once, with the last output of a request.
     pub finish: Option<FinishReason>,
     /// Set together with `finish`.
@@ -136,6 +141,7 @@ impl Output {
             text: String::new(),
             logprobs: None,
             prompt_logprobs: None,
+            embedding: None,
             finish: Some(finish),
             timings: None,
         }
@@ -185,6 +191,8 @@ pub struct Limits {
     pub vocab_size: u32,
     /// Rows of the model's vocabulary; a prompt may hold any of them.
     pub model_vocab_size: u32,
+    /// Values of a vector of a text; 0 if the model was loaded without embeddings.
+    pub hidden_size: u32,
     /// Most tokens of prompt and answer.
     pub max_seq_len: u32,
     /// Tokens of a block of the KV cache.
@@ -212,8 +220,12 @@ impl Limits {
         request.sampling.validate(self.vocab_size)?;
         self.check_tokens(&request.prompt)?;
         let parameter = |name, expected: String, found: String| EngineError::Parameter { name, expected, found };
-        if request.sampling.max_tokens == 0 && request.prompt_logprobs.is_none() {
-            return Err(parameter("max_tokens", "at least 1, or 0 with prompt_logprobs".into(), "0".into()));
+        match request.embed {
+            Some(_) => self.check_embedding(request)?,
+            None if request.sampling.max_tokens == 0 && request.prompt_logprobs.is_none() => {
+                return Err(parameter("max_tokens", "at least 1, or 0 with prompt_logprobs".into(), "0".into()));
+            }
+            None => {}
         }
         for (name, n) in [("logprobs", request.sampling.logprobs), ("prompt_logprobs", request.prompt_logprobs)] {
             if let Some(n) = n.filter(|n| *n > MAX_LOGPROBS) {
@@ -238,6 +250,24 @@ impl Limits {
             }
         }
         Ok(())
+    }
+
+    fn check_embedding(&self, request: &Request) -> Result<(), EngineError> {
+        let wrong = |expected: &str, found: &str| {
+            Err(EngineError::Parameter { name: "embed", expected: expected.into(), found: found.into() })
+        };
+        if self.hidden_size == 0 {
+            return wrong("a model that was loaded for embeddings", "one that gives logits only");
+        }
+        let asks_for_an_answer = request.sampling.max_tokens > 0
+            || request.prompt_logprobs.is_some()
+            || request.constraint.is_some()
+            || !request.resume.is_empty();
+        if asks_for_an_answer {
+            wrong("no answer to be asked for", "max_tokens, a grammar or log-probabilities")
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {

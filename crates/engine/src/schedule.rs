@@ -14,6 +14,7 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use qwen_ir::Phase;
+use qwen_runtime::StepResult;
 
 use crate::constraint::GRAMMAR_MEMORY;
 use crate::engine::Engine;
@@ -37,6 +38,7 @@ pub(crate) struct Member {
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) phase: Phase,
+    pub(crate) result: StepResult,
     pub(crate) members: Vec<Member>,
 }
 
@@ -185,12 +187,22 @@ impl Engine {
         let is_in = |member: &Member| !self.running[member.at].is_out && !self.running[member.at].is_ended;
         decoding.retain(is_in);
         prompts.retain(is_in);
+        // A program gives one result: texts to embed are computed beside the others, not together with them.
+        let (embedding, prompts): (Vec<_>, Vec<_>) =
+            prompts.into_iter().partition(|member| self.running[member.at].embeds());
+        let part = |phase, result, mut members: Vec<Member>| {
+            members.sort_unstable_by_key(|member| member.at);
+            Part { phase, result, members }
+        };
         let mut parts = if is_split {
-            vec![Part { phase: Phase::Decode, members: decoding }, Part { phase: Phase::Prefill, members: prompts }]
+            vec![
+                part(Phase::Decode, StepResult::Logits, decoding),
+                part(Phase::Prefill, StepResult::Logits, prompts),
+                part(Phase::Prefill, StepResult::Hidden, embedding),
+            ]
         } else {
             decoding.extend(prompts);
-            decoding.sort_unstable_by_key(|member| member.at);
-            vec![Part { phase: Phase::Mixed, members: decoding }]
+            vec![part(Phase::Mixed, StepResult::Logits, decoding), part(Phase::Mixed, StepResult::Hidden, embedding)]
         };
         parts.retain(|part| !part.members.is_empty());
         parts
@@ -256,7 +268,8 @@ impl Engine {
             }
             let end = if is_split { sequence.prompt_len } else { sequence.tokens.len() };
             let mut tokens = (end - sequence.kv.len as usize).min(budget);
-            if sequence.wants_prompt_rows() {
+            let takes_rows = sequence.wants_prompt_logprobs();
+            if takes_rows {
                 tokens = tokens.min(rows);
             }
             // A block that another one is at is worth waiting for.
@@ -265,7 +278,6 @@ impl Engine {
             {
                 continue;
             }
-            let takes_rows = sequence.wants_prompt_rows();
             if tokens > 0 && self.make_room(at, tokens, outputs) {
                 budget -= tokens;
                 rows -= if takes_rows { tokens } else { 0 };

@@ -12,6 +12,7 @@ use qwen_models::tokenizer::{StreamDecoder, StreamOptions, Tokenizer};
 use qwen_runtime::SequenceKv;
 
 use crate::constraint::ConstraintState;
+use crate::pooling::{Pooled, Pooling};
 use crate::prefix_cache::{Namespace, NodeId};
 use crate::queue::Waiting;
 use crate::speculate::Drafter;
@@ -62,6 +63,7 @@ pub(crate) struct Sequence {
     decoder: StreamDecoder,
     stop: StopWatch,
     prompt_logprobs: Option<PromptLogprobs>,
+    embedding: Option<Pooled>,
     arrived: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -110,6 +112,7 @@ impl Sequence {
             stop: StopWatch::new(&sampling.stop),
             sampler: Sampler::new(sampling, &prompt),
             tokens: prompt,
+            embedding: request.embed.map(Pooled::new),
             prompt_logprobs: request.prompt_logprobs.map(|top| PromptLogprobs { top: top as usize, found: found() }),
             arrived: Instant::now(),
             started: None,
@@ -143,8 +146,20 @@ impl Sequence {
         self.is_decoding() && self.pending() == 1 && self.generated() > 0
     }
     /// Whether the logits of each token of its prompt are wanted.
-    pub(crate) fn wants_prompt_rows(&self) -> bool {
+    pub(crate) fn wants_prompt_logprobs(&self) -> bool {
         self.prompt_logprobs.is_some() && !self.is_decoding()
+    }
+    /// Whether a row of each token that is computed next is wanted, so that none may come from a cache.
+    pub(crate) fn wants_every_row(&self) -> bool {
+        self.wants_prompt_logprobs() || self.embedding.as_ref().is_some_and(|pooled| pooled.pooling == Pooling::Mean)
+    }
+    /// Whether the row of its last token is wanted.
+    pub(crate) const fn wants_last_row(&self) -> bool {
+        self.embeds() || !self.ends_with_prompt()
+    }
+    /// Whether it ends with a vector of its prompt.
+    pub(crate) const fn embeds(&self) -> bool {
+        self.embedding.is_some()
     }
     /// Tokens that it may still come to.
     pub(crate) fn room(&self) -> usize {
@@ -167,8 +182,11 @@ impl Sequence {
         }
     }
 
-    /// Takes the logits of prompt tokens from position `start` on.
+    /// Takes the rows of prompt tokens from position `start` on.
     pub(crate) fn take_prompt_rows<'a>(&mut self, start: usize, rows: impl Iterator<Item = &'a [f32]>) {
+        if let Some(pooled) = &mut self.embedding {
+            return (start..).zip(rows).for_each(|(position, row)| pooled.take(position, row));
+        }
         let Some(wanted) = &mut self.prompt_logprobs else { return };
         // The logits at a position are those of the token after it.
         for (position, row) in (start + 1..self.prompt_len).zip(rows) {
@@ -191,8 +209,22 @@ impl Sequence {
             text: String::new(),
             logprobs: None,
             prompt_logprobs: self.prompt_logprobs.take().map(|wanted| wanted.found),
+            embedding: None,
             finish: Some(reason),
             timings: Some(self.timings()),
+        }
+    }
+
+    /// The output of a request whose prompt was computed to its end for a vector of it.
+    pub(crate) fn embedded(&mut self) -> Output {
+        let now = Instant::now();
+        (self.first_token, self.last_token) = (Some(now), Some(now));
+        let vector = self.embedding.take().map(Pooled::finish).unwrap_or_default();
+        match vector.iter().find(|value| !value.is_finite()) {
+            Some(value) => self.ended(FinishReason::Logits(format!(
+                "the model gave {value} in a hidden state: the checkpoint or the device is damaged"
+            ))),
+            None => Output { embedding: Some(vector), ..self.ended(FinishReason::EndOfText) },
         }
     }
 
@@ -264,6 +296,7 @@ impl Sequence {
             text: released.text,
             logprobs: sampled.logprobs,
             prompt_logprobs: self.prompt_logprobs.take().map(|wanted| wanted.found),
+            embedding: None,
             timings: finish.as_ref().map(|_| self.timings()),
             finish,
         }

@@ -5,6 +5,45 @@
 /// Upper bounds of the histogram of tokens in a step.
 pub const STEP_TOKENS_BOUNDS: [u32; 11] = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048];
 
+/// Pools of an engine's memory, in bytes.
+///
+/// Only the pool of the KV cache hands memory out and takes it back, so it alone can have fragments. Activations have one
+/// piece of memory whose places are planned beforehand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolStats {
+    /// Weights in the device's form, and those that were copied or converted; not those that lie in a mapped file as they are.
+    pub weights: u64,
+    /// Activations and workspace.
+    pub activations: u64,
+    /// Inputs and results of steps.
+    pub step_buffers: u64,
+    /// The KV cache: what has memory behind it.
+    pub kv_backed: u64,
+    /// The KV cache: blocks that nobody has, whether or not they have memory behind them yet.
+    pub kv_free: u64,
+    /// The KV cache: the longest run of such blocks.
+    pub kv_largest_free: u64,
+}
+
+impl PoolStats {
+    /// Share of the KV cache's free memory that lies outside its longest run, 0 to 1.
+    #[must_use]
+    pub fn kv_fragmentation(&self) -> f64 {
+        if self.kv_free == 0 { 0.0 } else { 1.0 - self.kv_largest_free as f64 / self.kv_free as f64 }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            weights: self.weights + other.weights,
+            activations: self.activations + other.activations,
+            step_buffers: self.step_buffers + other.step_buffers,
+            kv_backed: self.kv_backed + other.kv_backed,
+            kv_free: self.kv_free + other.kv_free,
+            kv_largest_free: self.kv_largest_free.max(other.kv_largest_free),
+        }
+    }
+}
+
 /// A picture of an engine, taken after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct EngineStats {
@@ -22,6 +61,8 @@ pub struct EngineStats {
     pub blocks_used: u32,
     /// Blocks that nobody holds but whose contents the prefix cache keeps; they are given away when needed.
     pub blocks_cached: u32,
+    /// Pools of memory; looked at once a second while there is work, and when there is none.
+    pub memory: PoolStats,
     /// Prompt tokens that were looked up in the prefix cache.
     pub prefix_query_tokens: u64,
     /// Of these, tokens that were found.
@@ -125,6 +166,7 @@ impl EngineStats {
         sum.compute_utilisation = mean(&|one| one.compute_utilisation);
         sum.bandwidth_utilisation = mean(&|one| one.bandwidth_utilisation);
         sum.hli = mean(&|one| one.hli);
+        sum.memory = all.iter().fold(PoolStats::default(), |sum, one| sum.plus(one.memory));
         let held = |of: &dyn Fn(&Self) -> usize| all.iter().map(of).sum();
         (sum.waiting, sum.running, sum.max_sequences) =
             (held(&|one| one.waiting), held(&|one| one.running), held(&|one| one.max_sequences));

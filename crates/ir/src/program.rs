@@ -5,6 +5,16 @@ use qwen_formats::DType;
 
 use crate::{Compute, Dim, Op, StateId, Sums, SymbolBounds, Tolerance, WeightId};
 
+/// What a step gives for each of the rows that are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum StepResult {
+    /// Logits of the next token.
+    #[default]
+    Logits,
+    /// The hidden state after the final norm, which the head would take.
+    Hidden,
+}
+
 /// Pools of temporaries. Each is one buffer whose offsets are planned by lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -56,8 +66,8 @@ pub enum Place {
         /// Index.
         index: u32,
     },
-    /// The logits.
-    Logits,
+    /// The result of the step ([`Program::result`]).
+    Result,
     /// An absent optional operand.
     Absent,
 }
@@ -114,6 +124,8 @@ pub struct Program {
     pub instructions: Vec<Instruction>,
     /// Bytes of each [`ArenaPool`] at the largest sizes.
     pub arena_bytes: [u64; 3],
-    /// Shape of the logits: [R, vocab].
-    pub vocab_size: u64,
+    /// What the step gives.
+    pub result: StepResult,
+    /// Values of a row of the result, which is f32 `[R, width]`: the vocabulary, or the hidden size.
+    pub result_width: u64,
 }

@@ -369,7 +369,7 @@ impl fmt::Display for Place {
             Self::Constant { index } => write!(f, "table{index}"),
             Self::State { id, layer } => write!(f, "state${}.{layer}", id.0),
             Self::Input { index } => write!(f, "input{index}"),
-            Self::Logits => f.write_str("logits"),
+            Self::Result => f.write_str("result"),
             Self::Absent => f.write_str("absent"),
         }
     }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use qwen_ir::passes::{CompileOptions, DeviceModel, PermissiveDevice, canonicalise, compile, expand, fuse};
-use qwen_ir::program::Instruction;
+use qwen_ir::program::{Instruction, StepResult};
 use qwen_ir::test_support::{self, equivalent, random};
 use qwen_ir::{Graph, Phase, Symbol, check, parse, text, verify};
 
@@ -132,7 +132,7 @@ fn fused_models_unfuse_to_the_canonical_ones() {
         let report = fuse::run(&mut graph, &PermissiveDevice).unwrap();
         assert!(report.changes >= 2, "{report}");
         assert!(!equivalent(&before, &graph));
-        let (flat, _) = expand::run(&graph).unwrap();
+        let (flat, _) = expand::run(&graph, StepResult::Logits).unwrap();
         verify(&flat).unwrap();
         assert_eq!(fuse::unfuse(&mut graph).unwrap(), report.changes);
         assert!(equivalent(&before, &graph), "{}", text::diff(&before, &graph));

@@ -99,7 +99,7 @@ impl Sizes<'_> {
 pub(crate) fn cost(instruction: &Instruction, weights: &[u64], sizes: &Sizes<'_>) -> Cost {
     let mut cost = Cost::default();
     for operand in instruction.inputs.iter().chain(&instruction.outputs) {
-        if matches!(operand.place, Place::Arena { .. } | Place::Input { .. } | Place::Logits) {
+        if matches!(operand.place, Place::Arena { .. } | Place::Input { .. } | Place::Result) {
             cost.activation_bytes += operand.dtype.bytes_for(sizes.elements(operand)).unwrap_or(0);
         }
     }

@@ -71,7 +71,8 @@ pub struct Executor {
     bound: [Option<(u64, u64)>; 2],
     /// Sides that read each input of the program.
     readers: Vec<[bool; 2]>,
-    logits: Side,
+    /// Side of the result.
+    result: Side,
     /// Host memory that values cross in.
     crossing: Vec<u8>,
     plans: usize,
@@ -87,22 +88,22 @@ impl std::fmt::Debug for Executor {
 #[derive(Debug)]
 pub(crate) struct StepBuffers {
     inputs: HashMap<&'static str, Buffer>,
-    logits: Option<Buffer>,
+    result: Option<Buffer>,
     epoch: u64,
     table: Vec<i32>,
 }
 
 impl StepBuffers {
     pub(crate) fn new() -> Self {
-        Self { inputs: HashMap::new(), logits: None, epoch: 0, table: Vec::new() }
+        Self { inputs: HashMap::new(), result: None, epoch: 0, table: Vec::new() }
     }
 
-    pub(crate) const fn logits_buffer(&self) -> Option<&Buffer> {
-        self.logits.as_ref()
+    pub(crate) const fn result_buffer(&self) -> Option<&Buffer> {
+        self.result.as_ref()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.inputs.values().chain(&self.logits).map(Buffer::size).sum()
+        self.inputs.values().chain(&self.result).map(Buffer::size).sum()
     }
 
     fn ensure_input(&mut self, device: &Device, name: &'static str, bytes: u64) -> Result<(), RuntimeError> {
@@ -116,10 +117,10 @@ impl StepBuffers {
         Ok(())
     }
 
-    fn ensure_logits(&mut self, device: &Device, bytes: u64) -> Result<(), RuntimeError> {
-        if self.logits.as_ref().map_or(0, Buffer::size) < bytes {
-            let desc = BufferDesc::new(bytes, QHAL_USAGE_ACTIVATION, Scope::Temporary, "logits");
-            self.logits = Some(device.alloc(&desc)?);
+    fn ensure_result(&mut self, device: &Device, bytes: u64) -> Result<(), RuntimeError> {
+        if self.result.as_ref().map_or(0, Buffer::size) < bytes {
+            let desc = BufferDesc::new(bytes, QHAL_USAGE_ACTIVATION, Scope::Temporary, "result");
+            self.result = Some(device.alloc(&desc)?);
             self.epoch += 1;
         }
         Ok(())
@@ -198,7 +199,7 @@ impl Executor {
         let inputs = (0..program.inputs.len() as u32)
             .map(|wanted| of_sides(&|place| matches!(place, Place::Input { index } if *index == wanted)));
         let readers = inputs.collect();
-        let logits = if of_sides(&|place| *place == Place::Logits)[FALLBACK] { FALLBACK } else { MAIN };
+        let result = if of_sides(&|place| *place == Place::Result)[FALLBACK] { FALLBACK } else { MAIN };
         let plans = plans.iter().map(|plans| plans.shared.len()).sum();
         tracing::debug!(instructions = launches.len(), plans, ?workspace_bytes, "planned");
         Ok(Self {
@@ -208,7 +209,7 @@ impl Executor {
             workspace_bytes,
             bound: [None; 2],
             readers,
-            logits,
+            result,
             crossing: Vec::new(),
             plans,
         })
@@ -240,12 +241,12 @@ impl Executor {
         self.launches.len()
     }
 
-    /// Computes a step; `logits` holds the logits of its rows afterwards.
+    /// Computes a step; `result` holds the rows that were wanted afterwards.
     pub(crate) fn run(
         &mut self,
         batch: &Batch,
         sides: &mut [DeviceSide],
-        logits: &mut Vec<f32>,
+        result: &mut Vec<f32>,
         observer: Option<&mut dyn StepObserver>,
     ) -> Result<(), RuntimeError> {
         let values = self.begin(batch, sides)?;
@@ -257,35 +258,39 @@ impl Executor {
             side.stream.wait()?;
         }
         if batch.rows() == 0 {
-            logits.clear();
+            result.clear();
             return Ok(());
         }
         let rows = values[Symbol::Rows as usize] as usize;
-        let count = rows * self.program.vocab_size as usize;
+        let count = rows * self.program.result_width as usize;
         // What is there from the last step is written over: nothing is cleared first.
-        logits.resize(count, 0.0);
-        let last = &sides[self.logits];
-        let buffer = last.buffers.logits.as_ref().ok_or_else(|| no_buffer("logits"))?;
+        result.resize(count, 0.0);
+        let last = &sides[self.result];
+        let buffer = last.buffers.result.as_ref().ok_or_else(|| no_buffer("the result"))?;
         let slice = buffer.slice(0, 4 * count as u64)?;
-        last.stream.copy_to_host(&slice, bytemuck::cast_slice_mut(logits.as_mut_slice()))?;
+        last.stream.copy_to_host(&slice, bytemuck::cast_slice_mut(result.as_mut_slice()))?;
         Ok(())
+    }
+
+    /// Makes room for so many rows of the result.
+    pub(crate) fn reserve_result(&self, rows: u64, sides: &mut [DeviceSide]) -> Result<(), RuntimeError> {
+        let width = self.program.result_width;
+        let bytes = width.checked_mul(4).and_then(|row| row.checked_mul(rows));
+        let bytes = bytes.ok_or_else(|| RuntimeError::Step {
+            what: "result",
+            expected: "a size below 2^64 bytes".into(),
+            found: format!("{rows} rows of {width} values"),
+        })?;
+        let last = sides.get_mut(self.result).ok_or_else(|| no_buffer("the result"))?;
+        last.buffers.ensure_result(&last.device, bytes)
     }
 
     /// Brings the inputs of a step to the devices and makes every operand ready; gives the values of the symbols.
     pub(crate) fn begin(&mut self, batch: &Batch, sides: &mut [DeviceSide]) -> Result<[i64; 5], RuntimeError> {
         let values = self.symbol_values(batch, sides)?;
         self.upload(batch, sides)?;
-        // A step whose logits nobody wants still computes one row: programs have no way around the head.
-        let rows = values[Symbol::Rows as usize] as usize;
-        let vocab = self.program.vocab_size as usize;
-        let bytes = self.program.vocab_size.checked_mul(4).and_then(|row| row.checked_mul(rows as u64));
-        let bytes = bytes.ok_or_else(|| RuntimeError::Step {
-            what: "logits",
-            expected: "a size below 2^64 bytes".into(),
-            found: format!("{rows} rows of {vocab} values"),
-        })?;
-        let last = sides.get_mut(self.logits).ok_or_else(|| no_buffer("logits"))?;
-        last.buffers.ensure_logits(&last.device, bytes)?;
+        // A step whose result nobody wants still computes one row of it: programs have no way around its end.
+        self.reserve_result(values[Symbol::Rows as usize] as u64, sides)?;
         for (side, on) in sides.iter().enumerate() {
             self.bind(side, on)?;
         }
@@ -465,7 +470,7 @@ fn resolve(source: &Source, program: &Program, on: &DeviceSide) -> Result<Option
         Place::Input { index } => {
             program.inputs.get(index as usize).and_then(|name| on.buffers.inputs.get(name)).map(Buffer::whole)
         }
-        Place::Logits => on.buffers.logits.as_ref().map(Buffer::whole),
+        Place::Result => on.buffers.result.as_ref().map(Buffer::whole),
         Place::Weight { .. } | Place::Constant { .. } | Place::Absent => None,
     };
     let slice = slice.ok_or_else(|| no_buffer("an operand"))?;

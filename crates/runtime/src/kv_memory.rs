@@ -84,6 +84,12 @@ impl KvMemory {
         Ok(Self { layers, limit, committed: if growable { 0 } else { limit }, growable, granularity })
     }
 
+    /// Bytes of one block over all layers.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        self.layers.iter().flatten().map(|layer| layer.block_bytes).sum()
+    }
+
     /// Backs blocks `0..total`.
     ///
     /// # Errors

@@ -31,3 +31,4 @@ pub use executor::Executor;
 pub use model::{Compiled, Explained, MemoryReport, Model, ModelOptions, OpDifference, PlannedOp, PlannedStep};
 pub use placement::{Fallback, MAX_CROSSINGS, Placement};
 pub use qwen_ir::passes::{KvDType, PassName, Policy};
+pub use qwen_ir::program::StepResult;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use qwen_formats::{Checkpoint, DType};
 use qwen_hal::Device;
 use qwen_ir::passes::{self, CompileOptions, KvDType, PassName, Policy, Report};
+use qwen_ir::program::StepResult;
 use qwen_ir::{Graph, GrowthPattern, MlaForm, Op, Phase, Symbol, SymbolBounds};
 
 use crate::arenas::Arenas;
@@ -44,6 +45,8 @@ pub struct ModelOptions {
     pub max_cached_tokens: u64,
     /// Form of latent attention, whatever the phase.
     pub mla_form: Option<MlaForm>,
+    /// Plan steps that give hidden states too ([`StepResult::Hidden`]).
+    pub hidden: bool,
     /// Keep the text form of the graph after this pass.
     pub dump_after: Option<PassName>,
 }
@@ -58,6 +61,7 @@ impl Default for ModelOptions {
             max_step_tokens: 512,
             max_cached_tokens: 4096,
             mla_form: None,
+            hidden: false,
             dump_after: None,
         }
     }
@@ -74,7 +78,7 @@ pub struct MemoryReport {
     pub kv_committed: u64,
     /// Temporaries, router pool, expert pool, workspace.
     pub arenas: [u64; 4],
-    /// Inputs and logits.
+    /// Inputs and results.
     pub step_buffers: u64,
     /// Blocks of the cache.
     pub kv: KvPoolStats,
@@ -89,7 +93,7 @@ pub struct Model {
     options: ModelOptions,
     block_size: u32,
     kv_pool: KvPool,
-    executors: HashMap<(Phase, u32), Executor>,
+    executors: HashMap<ProgramKey, Executor>,
     phase_matters: bool,
     fallbacks: Vec<Fallback>,
     reports: Vec<Report>,
@@ -101,6 +105,9 @@ impl std::fmt::Debug for Model {
         f.debug_struct("Model").field("name", &self.graph.name).field("device", self.device()).finish_non_exhaustive()
     }
 }
+
+/// Result, phase and most tokens of a program.
+type ProgramKey = (StepResult, Phase, u32);
 
 fn has_latent_attention(graph: &Graph) -> bool {
     graph.nodes.iter().any(|node| matches!(node.op, Op::MlaAttention { .. }))
@@ -179,13 +186,17 @@ impl Model {
         })
     }
 
-    /// A program for each kind and size of step.
+    /// A program for each phase and size of step that gives logits.
     fn programs(&self) -> Result<Vec<Step>, RuntimeError> {
+        self.programs_for(StepResult::Logits)
+    }
+
+    fn programs_for(&self, result: StepResult) -> Result<Vec<Step>, RuntimeError> {
         let phases: &[Phase] = if self.phase_matters { &[Phase::Prefill, Phase::Decode] } else { &[Phase::Mixed] };
         let mut programs = Vec::new();
         for phase in phases {
             for tokens in self.buckets(*phase) {
-                programs.push((*phase, tokens, self.compile(*phase, tokens)?));
+                programs.push((*phase, tokens, self.compile(result, *phase, tokens)?));
             }
         }
         Ok(programs)
@@ -193,7 +204,10 @@ impl Model {
 
     fn prepare(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), RuntimeError> {
         let limit = self.kv_pool.limit();
-        let programs = self.programs()?;
+        let mut programs = self.programs()?;
+        if self.options.hidden {
+            programs.extend(self.programs_for(StepResult::Hidden)?);
+        }
         let states = programs.first().map(|(_, _, compiled)| compiled.graph.states.clone()).unwrap_or_default();
         let kv_dtype = states.first().map_or(DType::F32, |state| state.dtype);
         if let Some((_, _, compiled)) = programs.first() {
@@ -216,7 +230,11 @@ impl Model {
             for (side, on) in self.sides.iter_mut().enumerate() {
                 on.arenas.ensure(&on.device, arenas, executor.workspace_bytes(side))?;
             }
-            self.executors.insert((phase, tokens), executor);
+            if executor.program().result == StepResult::Hidden {
+                // A mean wants every row of a step: what that takes is taken now, not while a request runs.
+                executor.reserve_result(u64::from(tokens), &mut self.sides)?;
+            }
+            self.executors.insert((executor.program().result, phase, tokens), executor);
         }
         Ok(())
     }
@@ -281,13 +299,14 @@ impl Model {
         buckets
     }
 
-    fn compile(&self, phase: Phase, tokens: u32) -> Result<passes::Compiled, RuntimeError> {
-        self.compile_beside(phase, tokens, None)
+    fn compile(&self, result: StepResult, phase: Phase, tokens: u32) -> Result<passes::Compiled, RuntimeError> {
+        self.compile_beside(result, phase, tokens, None)
     }
 
     /// The same where `twin` is to run the program too.
     fn compile_beside(
         &self,
+        result: StepResult,
         phase: Phase,
         tokens: u32,
         twin: Option<&Device>,
@@ -304,6 +323,7 @@ impl Model {
         options.policy = self.options.policy;
         options.kv_dtype = self.options.kv_dtype;
         options.mla_form = self.options.mla_form;
+        options.result = result;
         options.dump_after = self.options.dump_after;
         let fallback = self.sides.get(FALLBACK).map(|side| &side.device);
         let device = HalDeviceModel::new(self.device(), bounds, phase, &self.graph.states).with_fallback(fallback);
@@ -358,7 +378,21 @@ impl Model {
     /// # Errors
     /// If the step is larger than the limits, or an op fails.
     pub fn forward(&mut self, phase: Phase, batch: &Batch, logits: &mut Vec<f32>) -> Result<(), RuntimeError> {
-        self.run(phase, batch, logits, None)
+        self.compute(StepResult::Logits, phase, batch, logits)
+    }
+
+    /// As [`Model::forward`], for any result: `out` is [rows, [`Model::width`]] afterwards.
+    ///
+    /// # Errors
+    /// As [`Model::forward`], and if the model was loaded without that result.
+    pub fn compute(
+        &mut self,
+        result: StepResult,
+        phase: Phase,
+        batch: &Batch,
+        out: &mut Vec<f32>,
+    ) -> Result<(), RuntimeError> {
+        self.run(result, phase, batch, out, None)
     }
 
     /// As [`Model::forward`], waiting for each instruction and telling of it: slower, with the same results.
@@ -372,35 +406,43 @@ impl Model {
         logits: &mut Vec<f32>,
         observer: &mut dyn StepObserver,
     ) -> Result<(), RuntimeError> {
-        self.run(phase, batch, logits, Some(observer))
+        self.run(StepResult::Logits, phase, batch, logits, Some(observer))
     }
 
     /// What a step asks of a machine, an entry for each instruction; nothing is computed.
     ///
     /// # Errors
     /// If the step is larger than the limits.
-    pub fn step_cost(&self, phase: Phase, batch: &Batch) -> Result<Vec<Cost>, RuntimeError> {
-        let key = self.executor_for(phase, batch)?;
+    pub fn step_cost(&self, result: StepResult, phase: Phase, batch: &Batch) -> Result<Vec<Cost>, RuntimeError> {
+        let key = self.executor_for(result, phase, batch)?;
         self.executors.get(&key).map_or_else(|| Ok(Vec::new()), |executor| executor.cost(batch, &self.sides))
     }
 
     fn run(
         &mut self,
+        result: StepResult,
         phase: Phase,
         batch: &Batch,
-        logits: &mut Vec<f32>,
+        out: &mut Vec<f32>,
         observer: Option<&mut dyn StepObserver>,
     ) -> Result<(), RuntimeError> {
-        let key = self.executor_for(phase, batch)?;
-        let Some(executor) = self.executors.get_mut(&key) else { return Err(self.too_large(key.0, batch)) };
-        executor.run(batch, &mut self.sides, logits, observer)
+        let key = self.executor_for(result, phase, batch)?;
+        let Some(executor) = self.executors.get_mut(&key) else { return Err(self.too_large(phase, batch)) };
+        executor.run(batch, &mut self.sides, out, observer)
     }
 
     /// The smallest executor that holds a step.
-    fn executor_for(&self, phase: Phase, batch: &Batch) -> Result<(Phase, u32), RuntimeError> {
+    fn executor_for(&self, result: StepResult, phase: Phase, batch: &Batch) -> Result<ProgramKey, RuntimeError> {
+        if result == StepResult::Hidden && !self.options.hidden {
+            return Err(RuntimeError::Step {
+                what: "result",
+                expected: "logits: the model was loaded without hidden states".into(),
+                found: "hidden states".into(),
+            });
+        }
         let phase = if self.phase_matters { phase } else { Phase::Mixed };
         let bucket = self.buckets(phase).into_iter().find(|n| *n as usize >= batch.tokens());
-        let key = bucket.map(|bucket| (phase, bucket)).filter(|key| self.executors.contains_key(key));
+        let key = bucket.map(|bucket| (result, phase, bucket)).filter(|key| self.executors.contains_key(key));
         key.ok_or_else(|| self.too_large(phase, batch))
     }
 
@@ -437,6 +479,11 @@ impl Model {
     pub const fn block_size(&self) -> u32 {
         self.block_size
     }
+    /// Bytes of a cache block over all layers.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        self.sides.iter().map(|side| side.kv.block_bytes()).sum()
+    }
     /// Limits and choices.
     #[must_use]
     pub const fn options(&self) -> &ModelOptions {
@@ -445,7 +492,13 @@ impl Model {
     /// Values of a row of logits.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
-        self.executors.values().next().map_or(0, |executor| executor.program().vocab_size as usize)
+        self.width(StepResult::Logits)
+    }
+    /// Values of a row of a result; 0 if the model was loaded without it.
+    #[must_use]
+    pub fn width(&self, result: StepResult) -> usize {
+        let of = |executor: &&Executor| executor.program().result == result;
+        self.executors.values().find(of).map_or(0, |executor| executor.program().result_width as usize)
     }
     /// What the passes did, for the largest bucket.
     #[must_use]

@@ -349,6 +349,7 @@ fn whole(operand: &Operand) -> Transfer {
 #[cfg(test)]
 mod tests {
     use qwen_formats::DType;
+    use qwen_ir::program::StepResult;
     use qwen_ir::{Sums, Symbol, SymbolBounds, Tolerance};
 
     use super::*;
@@ -380,7 +381,8 @@ mod tests {
             constants: Vec::new(),
             instructions: steps.iter().map(instruction).collect(),
             arena_bytes: [1024, 0, 0],
-            vocab_size: 1,
+            result: StepResult::Logits,
+            result_width: 1,
         }
     }
 

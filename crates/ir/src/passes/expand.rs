@@ -1,16 +1,18 @@
 //! Expand: writes out the layers. In: a graph with `layers` nodes. Out: a graph whose main body is flat, without templates;
-//! nodes of layers know theirs ([`Attributes::layer`](crate::Attributes)), inputs and tables of templates exist once.
+//! nodes of layers know theirs ([`Attributes::layer`](crate::Attributes)), inputs and tables of templates exist once. A step that
+//! gives hidden states loses its head here: after precision was decided, so that both kinds of step want the same forms of weights.
 
 use std::collections::HashMap;
 
 use super::{PassName, Report};
-use crate::{Graph, IrError, Node, NodeId, Op, TemplateId, ValueId, WeightId};
+use crate::program::StepResult;
+use crate::{GemmType, Graph, IrError, Node, NodeId, Op, TemplateId, ValueId, WeightId};
 
 /// Runs the pass.
 ///
 /// # Errors
 /// If a layer lacks a weight or a state.
-pub fn run(graph: &Graph) -> Result<(Graph, Report), IrError> {
+pub fn run(graph: &Graph, result: StepResult) -> Result<(Graph, Report), IrError> {
     let mut expander = Expander { source: graph, flat: graph.clone(), hoisted: HashMap::new(), layers: 0 };
     let mut map = HashMap::new();
     expander.flat.body.nodes.clear();
@@ -37,8 +39,24 @@ pub fn run(graph: &Graph) -> Result<(Graph, Report), IrError> {
     }
     let Expander { mut flat, layers, .. } = expander;
     flat.body.results.iter_mut().for_each(|v| *v = *map.get(v).unwrap_or(v));
+    if result == StepResult::Hidden {
+        drop_head(&mut flat)?;
+    }
     let notes = vec![format!("{layers} layers, {} nodes", flat.body.nodes.len())];
     Ok((flat, Report { pass: PassName::Expand, changes: layers, notes }))
+}
+
+/// Makes the head's input the result.
+fn drop_head(graph: &mut Graph) -> Result<(), IrError> {
+    let head = graph.body.results.first().and_then(|logits| graph.definition(*logits)).map(|(_, node)| node);
+    let head = head.filter(|node| matches!(node.op, Op::Gemm { gemm_type: GemmType::LmHead, .. }));
+    let hidden = head.and_then(|head| head.inputs.first()).copied().ok_or_else(|| IrError::Pass {
+        pass: "expand",
+        what: "hidden states are asked of a graph whose result is not computed by a head".to_owned(),
+    })?;
+    graph.body.results = vec![hidden];
+    graph.remove_dead();
+    Ok(())
 }
 
 struct Expander<'g> {

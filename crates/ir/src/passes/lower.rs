@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::plan_memory::MemoryPlan;
 use super::{PassName, Report};
-use crate::program::{ArenaPool, Instruction, Operand, Place, Program};
+use crate::program::{ArenaPool, Instruction, Operand, Place, Program, StepResult};
 use crate::{
     Compute, DType, Dim, Graph, GrowthPattern, IrError, MemoryScope, Node, NodeId, Op, StateId, Symbol, TensorType,
     ValueId, inputs,
@@ -18,14 +18,14 @@ pub const BLOCK_SCALE: (u32, u32) = (128, 128);
 ///
 /// # Errors
 /// If a value has no place, or the result is not computed by a node of its own.
-pub fn run(graph: &Graph, plan: &MemoryPlan) -> Result<(Program, Report), IrError> {
-    let result = *graph.body.results.first().ok_or_else(|| fault("the graph has no result".to_owned()))?;
-    let (root, _) = graph.root(result);
+pub fn run(graph: &Graph, plan: &MemoryPlan, result: StepResult) -> Result<(Program, Report), IrError> {
+    let value = *graph.body.results.first().ok_or_else(|| fault("the graph has no result".to_owned()))?;
+    let (root, _) = graph.root(value);
     let computed = graph.definition(root).is_some_and(|(_, node)| !node.op.is_source());
-    if root != result || !computed {
+    if root != value || !computed {
         return Err(fault("the result has to be computed by a node, not be a source or columns of a value".to_owned()));
     }
-    let mut lowering = Lowering::new(graph, Some(plan), result);
+    let mut lowering = Lowering::new(graph, Some(plan), value);
     lowering.collect_sources();
     let mut instructions = Vec::new();
     for id in &graph.body.nodes {
@@ -35,9 +35,9 @@ pub fn run(graph: &Graph, plan: &MemoryPlan) -> Result<(Program, Report), IrErro
         }
         instructions.push(lowering.instruction(*id, node.attributes.layer)?);
     }
-    let ty = &graph.value(result).ty;
-    let vocab_size =
-        ty.columns().ok_or_else(|| fault(format!("logits [R, vocab] with a constant vocabulary, found {ty}")))?;
+    let ty = &graph.value(value).ty;
+    let result_width =
+        ty.columns().ok_or_else(|| fault(format!("a result [R, width] with a constant width, found {ty}")))?;
     let program = Program {
         name: graph.name.clone(),
         bounds: graph.bounds,
@@ -45,7 +45,8 @@ pub fn run(graph: &Graph, plan: &MemoryPlan) -> Result<(Program, Report), IrErro
         constants: lowering.constants,
         instructions,
         arena_bytes: plan.arena_bytes,
-        vocab_size,
+        result,
+        result_width,
     };
     let notes = vec![format!("{} instructions, {} tables", program.instructions.len(), program.constants.len())];
     Ok((program, Report { pass: PassName::Lower, changes: 0, notes }))
@@ -223,7 +224,7 @@ impl<'g> Lowering<'g> {
         }
         let Some(plan) = self.plan else { return Ok(Place::Arena { pool: ArenaPool::Temporary, offset: 0 }) };
         if root == self.result {
-            return Ok(Place::Logits);
+            return Ok(Place::Result);
         }
         let (pool, offset) = plan.places.get(root.index()).copied().flatten().ok_or_else(|| {
             fault(format!("value {} ({}) has no place in the memory plan", root.0, self.graph.value(root).ty))
@@ -309,7 +310,7 @@ mod tests {
                 }
             }
             let last = compiled.program.instructions.last().unwrap();
-            assert_eq!(last.outputs[0].place, Place::Logits);
+            assert_eq!(last.outputs[0].place, Place::Result);
         }
     }
 }

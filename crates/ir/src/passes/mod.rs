@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use crate::program::{Instruction, Program};
+use crate::program::{Instruction, Program, StepResult};
 use crate::{BodyId, DType, Graph, IrError, MlaForm, NodeId, Phase, Sums, SymbolBounds};
 
 pub mod canonicalise;
@@ -202,6 +202,8 @@ pub struct CompileOptions {
     pub policy: Policy,
     /// Caches.
     pub kv_dtype: KvDType,
+    /// What the step gives.
+    pub result: StepResult,
     /// Whether to fuse.
     pub fuse: bool,
     /// Pass after which to keep the text form.
@@ -220,6 +222,7 @@ impl CompileOptions {
             mla_form: None,
             policy: Policy::Balanced,
             kv_dtype: KvDType::Auto,
+            result: StepResult::Logits,
             fuse: true,
             dump_after: None,
             verify: cfg!(debug_assertions),
@@ -283,7 +286,7 @@ pub fn compile(graph: &Graph, options: &CompileOptions, device: &dyn DeviceModel
     run.pass(PassName::Precision, &mut graph, |g| precision::run(g, options, device))?;
     run.pass(PassName::Stability, &mut graph, stability::run)?;
     run.pass(PassName::Expand, &mut graph, |g| {
-        let (flat, report) = expand::run(g)?;
+        let (flat, report) = expand::run(g, options.result)?;
         *g = flat;
         Ok(report)
     })?;
@@ -300,7 +303,7 @@ pub fn compile(graph: &Graph, options: &CompileOptions, device: &dyn DeviceModel
     run.pass(PassName::Tile, &mut graph, |g| tile::run(g, device))?;
     let mut program = None;
     run.pass(PassName::Lower, &mut graph, |g| {
-        let (lowered, report) = lower::run(g, &memory)?;
+        let (lowered, report) = lower::run(g, &memory, options.result)?;
         program = Some(lowered);
         Ok(report)
     })?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use qwen_formats::{Checkpoint, DType};
 use qwen_hal::{Device, Slice};
 use qwen_ir::passes::{Compiled, DeviceModel};
-use qwen_ir::program::{Operand, Place, Program};
+use qwen_ir::program::{Operand, Place, Program, StepResult};
 use qwen_ir::{Compute, Dim, Graph, Phase, StateId, Sums};
 
 use super::Model;
@@ -93,7 +93,7 @@ fn extent(operand: &Operand, symbols: &[i64; 5]) -> u64 {
 fn memory(operand: &Operand, side: &DeviceSide, bytes: u64) -> Result<Option<Slice>, RuntimeError> {
     let whole = match operand.place {
         Place::Arena { pool, offset } => side.arenas.slice(pool, offset),
-        Place::Logits => side.buffers.logits_buffer().map(qwen_hal::Buffer::whole),
+        Place::Result => side.buffers.result_buffer().map(qwen_hal::Buffer::whole),
         _ => return Ok(None),
     };
     Ok(whole.map(|slice| slice.slice(0, bytes)).transpose()?)
@@ -122,7 +122,7 @@ impl Model {
         let mut model = Self::unprepared(graph, checkpoint, &placement, options)?;
         let phase = if model.phase_matters { Phase::Prefill } else { Phase::Mixed };
         let reference = model.sides.get(FALLBACK).map(|side| &side.device);
-        let compiled = model.compile_beside(phase, model.options.max_step_tokens, reference)?;
+        let compiled = model.compile_beside(StepResult::Logits, phase, model.options.max_step_tokens, reference)?;
         let mut pair = Pair::new(&mut model, phase, &compiled)?;
         let mut sequence = SequenceKv::default();
         model.reserve(&mut sequence, u32::try_from(tokens.len()).unwrap_or(u32::MAX))?;
