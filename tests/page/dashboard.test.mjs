@@ -45,7 +45,7 @@ test("devices, map and decisions are the server's own", async () => {
     await load(40);
     await page.locator("#devices tbody tr", { hasText: "cpu:0" }).waitFor();
     const device = await page.locator("#devices tbody tr").innerText();
-    assert.match(device, /processor\s+ok/);
+    assert.match(device, /processor\s+ok\s+trusted/);
     const status = await (await fetch(`${server.url}/status`)).json();
     const { cache, device: own } = status.instances[0];
     const unknown = ["temperature", "compute_util", "memory_util"].filter((name) => own[name] === null).length;
@@ -57,6 +57,60 @@ test("devices, map and decisions are the server's own", async () => {
     await page.locator("#dispatch tbody tr").first().waitFor();
     assert.match(await page.innerText("#dispatch"), /selected .* backend for .*\n?/);
   });
+});
+
+/** Changes what the server says of itself. */
+async function pretend(page, change) {
+  await page.unroute("**/status");
+  await page.route("**/status", async (route) => {
+    const response = await route.fetch();
+    const json = await response.json();
+    change(json);
+    await route.fulfill({ response, json });
+  });
+}
+
+test("how far a device is trusted, and why, in both languages", async () => {
+  await withPage(`${server.url}/#dashboard`, {}, async (page) => {
+    const cell = (text) => page.locator("#devices tbody tr", { hasText: "cpu:0" }).locator("td", { hasText: text }).first();
+    await cell("trusted").waitFor();
+    const cases = [
+      ["throttled", "suspect", "throttled", "已降频", "in doubt, being tested", "存疑，正在检测"],
+      ["unresponsive", "quarantined", "does not respond", "无响应", "quarantined", "已隔离"],
+      ["degraded", "retested", "degraded", "降级", "on probation", "观察期"],
+    ];
+    for (const [status, trust, ...words] of cases) {
+      const reason = "7 of 320 logits <b>differ</b>";
+      await pretend(page, (answer) => {
+        answer.status = "degraded";
+        Object.assign(answer.instances[0].device, { status, trust, reason });
+      });
+      await page.locator("#state", { hasText: "A device is out of order" }).waitFor();
+      for (const [health, doubt, because] of [[words[0], words[2], "because: "], [words[1], words[3], "原因："]]) {
+        await cell(health).waitFor();
+        await cell(`${doubt}${because}${reason}`).waitFor();
+        await page.click("#language");
+      }
+    }
+    await pretend(page, (answer) => { answer.instances[0].device.reason = "it was slow"; });
+    await cell("trustedin doubt before: it was slow").waitFor();
+  });
+});
+
+test("the page names the API's document only where there is one", async () => {
+  const bare = await startServer("--docs=false");
+  try {
+    await withPage(`${server.url}/#dashboard`, {}, async (page) => {
+      await page.locator("#docs a").waitFor();
+      assert.ok((await fetch(`${server.url}${await page.locator("#docs a").getAttribute("href")}`)).ok);
+    });
+    await withPage(`${bare.url}/#dashboard`, {}, async (page) => {
+      await page.locator("#devices tbody tr").first().waitFor();
+      assert.equal(await page.locator("#docs a").isVisible(), false);
+    });
+  } finally {
+    await bare.stop();
+  }
 });
 
 test("a server that ends is noticed, and one that comes back too", async () => {

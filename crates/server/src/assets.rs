@@ -183,6 +183,12 @@ mod tests {
         for state in states.into_iter().chain(["stalled", "degraded"]) {
             assert!(table.contains_key(format!("state_{state}").as_str()), "{state}");
         }
+        for trust in qwen_engine::Trust::ALL {
+            assert!(table.contains_key(format!("trust_{}", trust.name()).as_str()), "{trust:?}");
+        }
+        for health in ["ok", "degraded", "throttled", "unresponsive", "lost", "unknown"] {
+            assert!(table.contains_key(format!("health_{health}").as_str()), "{health}");
+        }
         for state in [qwen_engine::KvState::Free, qwen_engine::KvState::Used, qwen_engine::KvState::Cached] {
             assert!(table.contains_key(format!("kv_{}", state.name()).as_str()), "{state:?}");
         }

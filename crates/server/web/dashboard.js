@@ -39,6 +39,7 @@ export function draw() {
   if (byId("dashboard").hidden) return;
   byId("dashboard-error").textContent = lastError ? lastError.message : "";
   if (!last) return;
+  byId("docs").hidden = !last.docs;
   drawFigures(last);
   for (const chart of charts) chart.draw(samples, performance.now() / 1000);
   drawDevices(last.instances);
@@ -67,7 +68,7 @@ function drawFigures(status) {
 }
 
 function drawDevices(instances) {
-  const heads = ["device", "deviceKind", "deviceState", "temperature", "computeUse", "memoryUse", "hli", "requests", "deviceErrors"];
+  const heads = ["device", "deviceKind", "deviceState", "deviceTrust", "temperature", "computeUse", "memoryUse", "hli", "requests", "deviceErrors"];
   const unknown = () => el("span", { class: "muted", text: t("unknown") });
   const row = ({ device, hli, compute_utilisation, bandwidth_utilisation, running, waiting }) => {
     const simulated = device.kind === "simulated";
@@ -80,7 +81,8 @@ function drawDevices(instances) {
     return el("tr", {},
       el("th", { scope: "row" }, device.name, el("span", { class: "more", text: device.title })),
       el("td", {}, el("span", { class: simulated ? "tag" : null, text: t(`kind_${device.kind}`) })),
-      el("td", {}, el("span", { class: `state ${device.status}`, text: t(`health_${device.status}`) }), doubts(device)),
+      el("td", {}, el("span", { class: `state ${device.status}`, text: t(`health_${device.status}`) })),
+      el("td", {}, trustOf(device)),
       el("td", {}, figure(device.temperature, " °C")),
       el("td", {}, figure(device.compute_util, " %")),
       el("td", {}, figure(device.memory_util, " %")),
@@ -91,10 +93,13 @@ function drawDevices(instances) {
   fillTable("devices", heads, instances.map(row));
 }
 
-/** Whether the results of a device are trusted, if the server tells that they are not, and why. */
-function doubts({ trust, reason }) {
-  if (!trust || trust === "healthy") return null;
-  return el("span", { class: "more" }, el("span", { class: `state ${trust}`, text: t(`trust_${trust}`) }), reason ? `: ${reason}` : null);
+/** How far the results of a device are trusted, and why they were in doubt the last time. */
+function trustOf({ trust, reason }) {
+  const why = trust === "healthy" ? "doubtedBefore" : "doubted";
+  return [
+    el("span", { class: `state ${trust}`, text: t(`trust_${trust}`) }),
+    reason && el("span", { class: "more", text: t(why, { reason }) }),
+  ];
 }
 
 function fillTable(id, heads, rows) {

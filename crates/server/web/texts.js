@@ -145,9 +145,13 @@ export const TEXTS = {
   health_lost: ["lost", "失联"],
   health_throttled: ["throttled", "已降频"],
   health_unresponsive: ["does not respond", "无响应"],
+  deviceTrust: ["Trust", "可信状态"],
+  trust_healthy: ["trusted", "可信"],
   trust_suspect: ["in doubt, being tested", "存疑，正在检测"],
   trust_quarantined: ["quarantined", "已隔离"],
   trust_retested: ["on probation", "观察期"],
+  doubted: ["because: {reason}", "原因：{reason}"],
+  doubtedBefore: ["in doubt before: {reason}", "曾经存疑：{reason}"],
   health_unknown: ["unknown", "未知"],
 
   memoryMap: ["Map of the KV cache", "KV 缓存内存图"],

@@ -25,6 +25,8 @@ pub(crate) struct Status {
     version: &'static str,
     /// `ready`, `degraded`, `loading`, `warming`, `draining`, `stalled` or `quarantined`.
     status: &'static str,
+    /// Whether `/docs` exists.
+    docs: bool,
     /// The model; null while it is loaded.
     model: Option<ModelStatus>,
     /// Arrival to first token, in seconds.
@@ -48,6 +50,8 @@ struct ModelStatus {
     thinks: bool,
     /// Whether a request can switch that off.
     thinking_switch: bool,
+    /// Whether it gives vectors of texts.
+    embeddings: bool,
 }
 
 /// An engine and its device.
@@ -182,11 +186,13 @@ pub(crate) async fn status(State(server): State<Arc<Server>>) -> Json<Status> {
     Json(Status {
         version: env!("CARGO_PKG_VERSION"),
         status,
+        docs: server.config.docs,
         model: model.map(|model| ModelStatus {
             names: model.names.clone(),
             max_model_len: model.engine.about().limits.max_seq_len,
             thinks: model.thinking.thinks,
             thinking_switch: model.thinking.switch,
+            embeddings: model.pooling.is_some(),
         }),
         time_to_first_token: server.metrics.recent_first.percentiles(),
         time_per_output_token: server.metrics.recent_per_token.percentiles(),
