@@ -1,16 +1,13 @@
-//! What a hostile client may send: each gets an error of the 4xx kind within bounded time, and the server goes on.
+//! What a hostile client may send: each gets an error of the 4xx kind before anything is computed for it, and the server goes on.
+//! How long that takes is measured by `benches/server/run attack`, where nothing else runs.
 
-use std::io::Write;
-use std::time::{Duration, Instant};
+use std::io::{ErrorKind, Write};
 
 use serde_json::{Value, json};
 
 use crate::client::{Server, read_reply};
 
 const CHAT: &str = "/v1/chat/completions";
-
-/// Time for a refusal that computes nothing. The programs of tests run side by side on few cores, so it is wide.
-const QUICK: Duration = Duration::from_secs(3);
 
 fn with(more: Value) -> String {
     let mut body = json!({ "messages": [{ "role": "user", "content": "hi" }], "max_tokens": 4 });
@@ -62,19 +59,21 @@ fn huge_and_broken_values() {
         ("long prompt", with(json!({ "messages": [{ "role": "user", "content": "word ".repeat(200_000) }] })), 400),
     ];
     for (name, body, status) in bodies {
-        let begun = Instant::now();
         let reply = server.request("POST", CHAT, &[], &body);
         assert_eq!(reply.status, status, "{name}: {}", reply.body);
         assert!(
             reply.json()["error"]["message"].as_str().is_some_and(|text| !text.is_empty() && text.len() < 2000),
             "{name}"
         );
-        assert!(begun.elapsed() < QUICK, "{name} took {:?}", begun.elapsed());
         assert!(!reply.headers.iter().any(|(header, _)| header == "set-cookie"), "{name}");
     }
     for ids in [json!([u32::MAX]), json!([1e9]), json!(["a", 1])] {
         assert_eq!(server.post("/v1/completions", &json!({ "prompt": ids, "max_tokens": 1 })).status, 400, "{ids}");
+        assert_eq!(server.post("/v1/embeddings", &json!({ "input": ids })).status, 400, "{ids}");
     }
+    // Nothing of this came as far as the model.
+    let work = ["qwen:steps_total", "qwen:computed_tokens_total", "vllm:prompt_tokens_total"];
+    assert_eq!(work.map(|name| server.figure(name)), [0.0; 3]);
     assert_eq!(server.post(CHAT, &serde_json::from_str(&with(json!({}))).unwrap()).status, 200);
 }
 
@@ -99,21 +98,21 @@ fn bombs_of_grammars() {
         json!({ "guided_grammar": "x".repeat(1_000_000) }),
         json!({ "guided_choice": vec!["x".repeat(1000); 4096] }),
     ];
+    let mut answered = 0.0;
     for bomb in bombs {
-        let begun = Instant::now();
         let reply = server.request("POST", CHAT, &[], &with(bomb.clone()));
         let shown: String = bomb.to_string().chars().take(80).collect();
         // Some are harmless to this compiler; then the answer is as short as it was asked to be.
         assert!(reply.status == 400 || reply.status == 200, "{shown}: {} {}", reply.status, reply.body);
-        assert!(begun.elapsed() < Duration::from_secs(10), "{shown} took {:?}", begun.elapsed());
+        answered += f64::from(u8::from(reply.status == 200));
     }
+    assert!(server.figure("vllm:generation_tokens_total") <= 4.0 * answered);
     assert_eq!(server.request("POST", CHAT, &[], &with(json!({}))).status, 200);
 }
 
 #[test]
 fn bodies_headers_and_lines() {
     let server = Server::start(&["--max_body_bytes", "100000", "--header_timeout", "1", "--body_timeout", "1"]);
-    let begun = Instant::now();
     // Declared too large: refused before it is read.
     let head = format!(
         "POST {CHAT} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nConnection: close\r\n",
@@ -125,7 +124,6 @@ fn bodies_headers_and_lines() {
     let chunk = format!("{:x}\r\n{}\r\n", 150_000, " ".repeat(150_000));
     let chunked = server.raw(format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunk}").as_bytes());
     assert_eq!(chunked.status, 413);
-    assert!(begun.elapsed() < QUICK);
     assert_eq!(server.request("POST", CHAT, &[("Content-Type", "text/plain")], "{}").status, 415);
     assert_eq!(server.request("PUT", CHAT, &[], "{}").status, 405);
     assert_eq!(server.request("GET", "/etc/passwd", &[], "").status, 404);
@@ -139,10 +137,9 @@ fn bodies_headers_and_lines() {
     // Headers that never end: the connection is closed, with or without a word.
     let mut stream = server.connect();
     stream.write_all(b"GET /livez HTTP/1.1\r\nHost: loc").unwrap();
-    let begun = Instant::now();
     let mut rest = Vec::new();
-    let _ = std::io::Read::read_to_end(&mut stream, &mut rest);
-    assert!(begun.elapsed() < Duration::from_secs(5), "slow headers held the connection for {:?}", begun.elapsed());
+    let ended = std::io::Read::read_to_end(&mut stream, &mut rest).map_err(|error| error.kind());
+    assert!(!matches!(ended, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut)), "the connection was kept open");
     // Bytes that are no HTTP.
     for garbage in [&b"\x16\x03\x01\x02\x00\x01\x00"[..], b"GET\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
         let mut stream = server.connect();
