@@ -23,6 +23,30 @@ def test_langchain(url):
     assert called.tool_calls[0]["name"] == "City"
 
 
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def test_langchain_embeddings(url):
+    from langchain_openai import OpenAIEmbeddings
+
+    # Without the check of lengths, which wants a vocabulary of OpenAI's from the network, it sends texts.
+    model = OpenAIEmbeddings(model=MODEL, base_url=f"{url}/v1", api_key="none", check_embedding_ctx_length=False, max_retries=0)
+    texts = [f"Text number {number}." for number in range(70)]
+    vectors = model.embed_documents(texts)
+    query = model.embed_query(texts[69])
+    assert len(vectors) == 70 and max(range(70), key=lambda at: dot(query, vectors[at])) == 69
+    assert dot(query, vectors[69]) > 1 - 1e-5
+
+
+def test_llama_index_embeddings(url):
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+
+    model = OpenAILikeEmbedding(model_name=MODEL, api_base=f"{url}/v1", api_key="none", embed_batch_size=16, max_retries=0)
+    vectors = model.get_text_embedding_batch([f"Text number {number}." for number in range(40)])
+    assert len(vectors) == 40 and dot(vectors[3], model.get_query_embedding("Text number 3.")) > 1 - 1e-5
+
+
 def test_llama_index(url):
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.openai_like import OpenAILike

@@ -124,6 +124,26 @@ def test_errors(client):
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(model=MODEL, prompt="a", suffix="b")
     assert error.value.param == "suffix"
-    with pytest.raises(openai.InternalServerError) as error:
-        client.embeddings.create(model=MODEL, input="a")
-    assert error.value.status_code == 501
+    with pytest.raises(openai.BadRequestError) as error:
+        client.embeddings.create(model=MODEL, input="a", dimensions=10**6)
+    assert error.value.param == "dimensions"
+
+
+def test_embeddings(client):
+    def embed(given, **more):
+        reply = client.embeddings.create(model=MODEL, input=given, **more)
+        assert reply.usage.prompt_tokens == reply.usage.total_tokens > 0
+        return [item.embedding for item in reply.data]
+
+    def near(a, b):
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    # The client asks for Base64 unless told otherwise.
+    cat, kitten, tax = embed(["The cat sleeps.", "A cat is sleeping.", "Taxes are due in April."])
+    assert len(cat) == 576 and abs(near(cat, cat) - 1) < 1e-5
+    assert near(cat, kitten) > near(cat, tax)
+    floats = embed("The cat sleeps.", encoding_format="float")[0]
+    assert max(abs(x - y) for x, y in zip(cat, floats, strict=True)) < 1e-6
+    short = embed("The cat sleeps.", dimensions=64)[0]
+    assert len(short) == 64 and abs(near(short, short) - 1) < 1e-5
+    assert len(embed([[504, 3575], [282]])) == 2

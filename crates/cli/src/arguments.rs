@@ -68,7 +68,7 @@ pub struct DeviceArguments {
     #[arg(long, value_name = "N", default_value_t = MAX_CROSSINGS)]
     pub max_crossings: u32,
     /// Threads to compute with [default: all that the process may use, or QWEN_THREADS]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
 }
 

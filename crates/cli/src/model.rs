@@ -100,6 +100,8 @@ pub struct Wish {
     pub sequences: Option<u32>,
     /// Tokens that the cache holds over all sequences.
     pub cached_tokens: Option<u64>,
+    /// Vectors of texts, besides answers.
+    pub embeddings: bool,
 }
 
 /// The options of a load.
@@ -119,6 +121,7 @@ pub fn options(runtime: &RuntimeArguments, wish: &Wish) -> LoadOptions {
         prefill_chunk_size: runtime.prefill_chunk_size,
         max_cached_tokens: wish.cached_tokens,
         mla_form: wish.mla_form,
+        embeddings: wish.embeddings,
         dump_after: wish.dump_after,
     }
 }

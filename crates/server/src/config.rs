@@ -45,6 +45,8 @@ pub struct Config {
     pub admin: bool,
     /// Whether `/openapi.json` and `/docs` exist.
     pub docs: bool,
+    /// Where spans go by OTLP over HTTP (`http://HOST:4318/v1/traces`); none: nowhere.
+    pub otlp_endpoint: Option<String>,
     /// Prompt of the warm-up; none: no warm-up.
     pub warmup: Option<Warmup>,
 }
@@ -80,6 +82,7 @@ impl Default for Config {
             reasoning_alias: false,
             admin: false,
             docs: true,
+            otlp_endpoint: None,
             warmup: None,
         }
     }

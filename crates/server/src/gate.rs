@@ -14,10 +14,11 @@ use axum::response::{IntoResponse, Response};
 use crate::Server;
 use crate::error::{ApiError, Kind};
 use crate::openai::new_id;
+use crate::trace::Trace;
 
-/// Id of a request, in logs and in the response, and the address of this machine that it came in by.
+/// Id of a request, in logs and in the response, the address of this machine that it came in by, and its span.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestId(pub(crate) String, pub(crate) Option<IpAddr>);
+pub(crate) struct RequestId(pub(crate) String, pub(crate) Option<IpAddr>, pub(crate) Trace);
 
 /// The address of this machine that a connection came in by.
 #[derive(Debug, Clone, Copy)]
@@ -50,12 +51,13 @@ pub(crate) async fn pass(State(server): State<Arc<Server>>, mut request: Request
     let id = request_id(request.headers());
     let method = request.method().clone();
     let path = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
-    let trace = trace_id(request.headers());
+    let span = server.tracing.begin(&method, &path, request.headers(), &id);
+    let trace = Some(span.id()).filter(|id| !id.is_empty()).unwrap_or_else(|| trace_id(request.headers()));
     let (mut response, name) = match identify(&server, &request, &path) {
         Ok(client) => {
             let name = client.name.clone();
             let by = request.extensions().get::<LocalAddress>().map(|address| address.0);
-            request.extensions_mut().insert(RequestId(id.clone(), by));
+            request.extensions_mut().insert(RequestId(id.clone(), by, span.clone()));
             request.extensions_mut().insert(client);
             (next.run(request).await, name)
         }
@@ -74,6 +76,7 @@ pub(crate) async fn pass(State(server): State<Arc<Server>>, mut request: Request
     // Monitors ask every few seconds; that is no news.
     let quiet = method == Method::GET && status < 400;
     let code = response.extensions().get::<ApiError>().and_then(|error| error.code).unwrap_or("");
+    span.answered(status, code);
     if quiet {
         tracing::debug!(request_id = id, client = name, %method, path, status, seconds, "answered");
     } else {

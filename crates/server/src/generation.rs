@@ -1,14 +1,15 @@
-//! From a job to a stream of outputs: submission, merging of several answers, accounting. Dropping a [`Running`] cancels all
+//! From a job to a stream of outputs: submission, merging of several answers, accounting, spans. Dropping a [`Running`] cancels all
 //! that it stands for.
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream, SelectAll};
 use qwen_engine::{
-    ClientKey, Constraint, FinishReason, Fleet, FleetOutputs, Logprobs, Output, Request, SamplingParams, SubmitError,
+    ClientKey, Constraint, FinishReason, Fleet, FleetOutputs, Logprobs, Output, Pooling, Request, SamplingParams,
+    SubmitError,
 };
 
 use crate::Server;
@@ -30,14 +31,40 @@ pub(crate) struct Job {
     pub prompt_logprobs: Option<u32>,
     /// Grammar.
     pub constraint: Option<Constraint>,
+    /// The parameter that it was made of.
+    pub grammar_param: &'static str,
     /// Lower runs earlier.
     pub priority: i32,
     /// Salt of the prefix cache.
     pub salt: u64,
     /// How answers are read.
     pub parser: ParserOptions,
-    /// Id for logs, and where it came in.
+    /// Vectors of the prompts, made so, instead of answers.
+    pub embed: Option<Pooling>,
+    /// Id for logs, where it came in, and its span.
     pub request_id: RequestId,
+}
+
+/// Texts of a job that are embedded at a time; the others wait here, not in the engine.
+const EMBEDDED_AT_A_TIME: usize = 64;
+
+impl Job {
+    /// Vectors of texts.
+    pub(crate) fn embed(prompts: Vec<Vec<u32>>, pooling: Pooling, request_id: RequestId) -> Self {
+        Self {
+            prompts,
+            n: 1,
+            sampling: SamplingParams { max_tokens: 0, ..SamplingParams::default() },
+            prompt_logprobs: None,
+            constraint: None,
+            grammar_param: "response_format",
+            priority: 0,
+            salt: 0,
+            parser: ParserOptions::default(),
+            embed: Some(pooling),
+            request_id,
+        }
+    }
 }
 
 /// Tokens that were computed.
@@ -79,6 +106,8 @@ pub(crate) struct Event {
     pub token: Option<Token>,
     /// Log-probabilities of the prompt.
     pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+    /// The prompt's vector.
+    pub embedding: Option<Vec<f32>>,
     /// The end.
     pub finish: Option<FinishReason>,
 }
@@ -94,20 +123,25 @@ struct Choice {
 pub(crate) struct Running {
     server: Arc<Server>,
     outputs: SelectAll<BoxStream<'static, (usize, Output)>>,
+    /// What was not submitted yet.
+    rest: std::vec::IntoIter<Request>,
+    /// Why the rest was not taken.
+    refused: Option<ApiError>,
     choices: Vec<Choice>,
     open: usize,
     n: usize,
     begun: Instant,
+    arrival: SystemTime,
     tokens: Tokens,
     place: Place,
     client: String,
-    request_id: String,
+    request_id: RequestId,
 }
 
 impl std::fmt::Debug for Running {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Running")
-            .field("request_id", &self.request_id)
+            .field("request_id", &self.request_id.0)
             .field("open", &self.open)
             .finish_non_exhaustive()
     }
@@ -120,37 +154,54 @@ impl std::fmt::Debug for Running {
 pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) -> Result<Running, ApiError> {
     let place = client.begin()?;
     let model = server.admit(None)?;
-    let begun = Instant::now();
-    let requests = requests(server, client, &job, begun);
+    let (begun, arrival) = (Instant::now(), SystemTime::now());
+    let mut requests = requests(server, client, &job, begun);
+    let count = requests.len();
+    // All are looked at before the first costs anything.
+    requests.iter().skip(EMBEDDED_AT_A_TIME).try_for_each(|request| model.engine.check(request))?;
+    let at_once = if job.embed.is_some() { EMBEDDED_AT_A_TIME } else { usize::MAX };
+    let rest = requests.split_off(at_once.min(count));
     let (engine, by) = (model.engine.clone(), job.request_id.1);
     let outputs = if job.constraint.is_some() {
         // Compiling a grammar may take as long as its budget.
         let submitted = tokio::task::spawn_blocking(move || submit(&engine, requests, by)).await;
-        submitted.map_err(|_| ApiError::new(Kind::Internal, "the grammar's compiler failed"))??
+        let submitted = submitted.map_err(|_| ApiError::new(Kind::Internal, "the grammar's compiler failed"))?;
+        submitted.map_err(|error| match ApiError::from(error) {
+            error if error.code == Some("invalid_grammar") => {
+                ApiError { param: Some(job.grammar_param.into()), ..error }
+            }
+            error => error,
+        })?
     } else {
         submit(&engine, requests, by)?
     };
-    let choices = outputs.len();
     let parser = AnswerParser::new(job.parser.clone());
     let new = || Choice { parser: parser.clone(), tokens: 0, first: None, last: None };
     let prompt = job.prompts.iter().map(|prompt| prompt.len() as u64).sum();
     server.life.enter();
-    server.metrics.started(&job.sampling, job.n);
+    if job.embed.is_none() {
+        server.metrics.started(&job.sampling, job.n);
+    }
     Ok(Running {
         server: Arc::clone(server),
-        outputs: stream::select_all(outputs.into_iter().enumerate().map(|(choice, answer)| {
-            let next = |mut answer: FleetOutputs| async move { Some((answer.recv().await?, answer)) };
-            stream::unfold(answer, next).map(move |output| (choice, output)).boxed()
-        })),
-        choices: std::iter::repeat_with(new).take(choices).collect(),
-        open: choices,
+        outputs: stream::select_all(outputs.into_iter().enumerate().map(|(choice, answer)| of_choice(choice, answer))),
+        rest: rest.into_iter(),
+        refused: None,
+        choices: std::iter::repeat_with(new).take(count).collect(),
+        open: count,
         n: job.n as usize,
         begun,
+        arrival,
         tokens: Tokens { prompt, ..Tokens::default() },
         place,
         client: client.name.clone(),
-        request_id: job.request_id.0,
+        request_id: job.request_id,
     })
+}
+
+fn of_choice(choice: usize, answer: FleetOutputs) -> BoxStream<'static, (usize, Output)> {
+    let next = |mut answer: FleetOutputs| async move { Some((answer.recv().await?, answer)) };
+    stream::unfold(answer, next).map(move |output| (choice, output)).boxed()
 }
 
 fn requests(server: &Server, client: &Client, job: &Job, begun: Instant) -> Vec<Request> {
@@ -162,6 +213,7 @@ fn requests(server: &Server, client: &Client, job: &Job, begun: Instant) -> Vec<
                 prompt: prompt.clone(),
                 sampling: SamplingParams { seed, ..job.sampling.clone() },
                 prompt_logprobs: job.prompt_logprobs,
+                embed: job.embed,
                 constraint: job.constraint.clone(),
                 priority: job.priority,
                 deadline: server.config.request_timeout.map(|time| begun + time),
@@ -191,7 +243,13 @@ impl Running {
             return None;
         }
         match self.outputs.next().await {
-            Some((choice, output)) => Some(self.take(choice, output)),
+            Some((choice, output)) => {
+                let event = self.take(choice, output);
+                if event.finish.is_some() {
+                    self.submit_next();
+                }
+                Some(event)
+            }
             None => {
                 // The engine's thread is gone and took the channels with it.
                 self.open = 0;
@@ -202,9 +260,21 @@ impl Running {
                     pieces: Vec::new(),
                     token: None,
                     prompt_logprobs: None,
+                    embedding: None,
                     finish,
                 })
             }
+        }
+    }
+
+    /// Takes one of those that wait, in the place of one that has ended.
+    fn submit_next(&mut self) {
+        let Some(request) = self.rest.next() else { return };
+        let choice = self.choices.len() - self.rest.len() - 1;
+        let submitted = self.server.model().map(|model| model.engine.submit(request, self.request_id.1));
+        match submitted.and_then(|taken| Ok(taken?)) {
+            Ok(answer) => self.outputs.push(of_choice(choice, answer)),
+            Err(error) => (self.refused, self.open) = (Some(error), 0),
         }
     }
 
@@ -239,8 +309,10 @@ impl Running {
                 self.tokens.cached += timings.cached_tokens as u64;
             }
             metrics.finished(finish, &timings, now - self.begun);
+            metrics.embedded(output.embedding.is_some());
+            self.request_id.2.ended(at, self.arrival, finish, &timings);
             if let FinishReason::Logits(reason) | FinishReason::Error(reason) | FinishReason::Device(reason) = finish {
-                tracing::error!(request_id = self.request_id, reason, "an answer ended by an error");
+                tracing::error!(request_id = self.request_id.0, reason, "an answer ended by an error");
             }
         }
         Event {
@@ -249,6 +321,7 @@ impl Running {
             pieces,
             token,
             prompt_logprobs: output.prompt_logprobs,
+            embedding: output.embedding,
             finish: output.finish,
         }
     }
@@ -261,8 +334,10 @@ impl Drop for Running {
         if self.open > 0 {
             self.server.metrics.abandoned(self.open as u64);
         }
+        let model = self.server.model().ok().and_then(|model| model.names.first()).map_or("", String::as_str);
+        self.request_id.2.finished(model, self.tokens, self.open);
         tracing::info!(
-            request_id = self.request_id,
+            request_id = self.request_id.0,
             client = self.client,
             prompt_tokens = self.tokens.prompt,
             cached_tokens = self.tokens.cached,
@@ -285,6 +360,8 @@ pub(crate) struct Answer {
     pub tokens: Vec<Token>,
     /// Log-probabilities of the prompt.
     pub prompt_logprobs: Option<Vec<Option<Logprobs>>>,
+    /// The prompt's vector.
+    pub embedding: Option<Vec<f32>>,
     /// The end.
     pub finish: Option<FinishReason>,
 }
@@ -301,6 +378,7 @@ pub(crate) async fn collect(mut running: Running) -> Result<(Vec<Answer>, Tokens
         event.pieces.iter().for_each(|piece| answer.whole.add(piece));
         answer.tokens.extend(event.token);
         answer.prompt_logprobs = event.prompt_logprobs.or(answer.prompt_logprobs.take());
+        answer.embedding = event.embedding.or(answer.embedding.take());
         if let Some(finish) = event.finish {
             if let Some(error) = ApiError::of_finish(&finish) {
                 return Err(error);
@@ -308,7 +386,10 @@ pub(crate) async fn collect(mut running: Running) -> Result<(Vec<Answer>, Tokens
             answer.finish = Some(finish);
         }
     }
-    Ok((answers, running.tokens()))
+    match running.refused.take() {
+        Some(error) => Err(error),
+        None => Ok((answers, running.tokens())),
+    }
 }
 
 /// `finish_reason` in the OpenAI protocol.

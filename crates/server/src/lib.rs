@@ -35,11 +35,12 @@ mod router;
 mod serve;
 mod sse;
 mod tls;
+mod trace;
 mod warmup;
 
 use std::sync::{Arc, OnceLock};
 
-use qwen_engine::{Fleet, SamplingParams};
+use qwen_engine::{Fleet, Pooling, SamplingParams};
 
 use crate::answer::{Thinking, ToolFormat};
 use crate::error::{ApiError, Kind};
@@ -127,6 +128,8 @@ pub struct ServedModel {
     pub tool_format: Option<ToolFormat>,
     /// How it thinks.
     pub thinking: ThinkingStyle,
+    /// How texts become vectors; none: it was loaded without that.
+    pub pooling: Option<Pooling>,
     /// Its devices.
     pub devices: DeviceProbe,
     /// Why which kernels compute it.
@@ -176,16 +179,17 @@ pub struct Server {
     pub life: Life,
     pub(crate) keys: Keys,
     pub(crate) metrics: metrics::Metrics,
+    pub(crate) tracing: trace::Tracing,
     model: OnceLock<ServedModel>,
     /// Looked up when somebody asks first.
     dispatch: tokio::sync::OnceCell<Vec<DispatchReport>>,
 }
 
 impl Server {
-    pub(crate) fn new(config: Config, keys: Keys) -> Self {
+    pub(crate) fn new(config: Config, keys: Keys, tracing: trace::Tracing) -> Self {
         let metrics = metrics::Metrics::new();
         let (model, dispatch) = (OnceLock::new(), tokio::sync::OnceCell::new());
-        Self { config, life: Life::new(), keys, metrics, model, dispatch }
+        Self { config, life: Life::new(), keys, metrics, tracing, model, dispatch }
     }
 
     /// The model, once it is loaded.

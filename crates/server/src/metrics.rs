@@ -94,6 +94,7 @@ pub(crate) struct Metrics {
     /// Mean time per token after the first, likewise.
     pub(crate) recent_per_token: Recent,
     abandoned: AtomicU64,
+    embeddings: AtomicU64,
     connections: AtomicU64,
 }
 
@@ -106,6 +107,7 @@ impl Metrics {
             recent_first: Recent::default(),
             recent_per_token: Recent::default(),
             abandoned: AtomicU64::new(0),
+            embeddings: AtomicU64::new(0),
             connections: AtomicU64::new(0),
         }
     }
@@ -142,6 +144,11 @@ impl Metrics {
         }
     }
 
+    /// Whether what ended was the vector of a text.
+    pub(crate) fn embedded(&self, is_vector: bool) {
+        self.embeddings.fetch_add(u64::from(is_vector), Ordering::Relaxed);
+    }
+
     /// Answers whose client went away.
     pub(crate) fn abandoned(&self, answers: u64) {
         self.abandoned.fetch_add(answers, Ordering::Relaxed);
@@ -172,6 +179,7 @@ pub(crate) fn render(server: &Server) -> Result<String, std::fmt::Error> {
         moved: model.map_or(0, |model| model.engine.moved()),
         stalled: model.map_or(0.0, |model| model.engine.progress().stalled.as_secs_f64()),
         abandoned: metrics.abandoned.load(Ordering::Relaxed),
+        embeddings: metrics.embeddings.load(Ordering::Relaxed),
         connections: metrics.connections.load(Ordering::Relaxed),
         devices: model.map(|model| (model.devices)()).unwrap_or_default(),
     };
@@ -187,6 +195,7 @@ struct Snapshot {
     moved: u64,
     stalled: f64,
     abandoned: u64,
+    embeddings: u64,
     connections: u64,
     devices: Vec<DeviceReport>,
 }
@@ -220,6 +229,15 @@ const ENGINE_GAUGES: &[Figure<InstanceReport>] = &[
     ("qwen:kv_blocks_total", "Blocks of the cache", |i| i.stats.blocks_total.into()),
     ("qwen:kv_blocks_used", "Blocks that requests hold", |i| i.stats.blocks_used.into()),
     ("qwen:kv_blocks_cached", "Free blocks that hold reusable prefixes", |i| i.stats.blocks_cached.into()),
+    ("qwen:kv_free_bytes", "Memory of the cache's blocks that nobody has", |i| i.stats.memory.kv_free as f64),
+    ("qwen:kv_largest_free_bytes", "Longest run of such blocks", |i| i.stats.memory.kv_largest_free as f64),
+    ("qwen:kv_fragmentation", "Share of the cache's free memory outside its longest run, 0 to 1", |i| {
+        i.stats.memory.kv_fragmentation()
+    }),
+    ("qwen:kv_backed_bytes", "Memory behind the cache's blocks", |i| i.stats.memory.kv_backed as f64),
+    ("qwen:weights_bytes", "Memory of packed and copied weights", |i| i.stats.memory.weights as f64),
+    ("qwen:activations_bytes", "Memory of activations and workspace", |i| i.stats.memory.activations as f64),
+    ("qwen:step_buffers_bytes", "Memory of inputs and results of steps", |i| i.stats.memory.step_buffers as f64),
     ("qwen:hli", "Hardware load index: 0.6 x compute + 0.4 x bandwidth, each 0 to 1", |i| i.stats.hli),
     ("qwen:compute_utilisation", "Share of the device's compute in use, 0 to 1", |i| i.stats.compute_utilisation),
     ("qwen:bandwidth_utilisation", "Share of the memory bandwidth in use, 0 to 1", |i| i.stats.bandwidth_utilisation),
@@ -285,6 +303,7 @@ impl prometheus_client::collector::Collector for Snapshot {
         }
         let counters = [
             ("qwen:abandoned", "Answers whose client went away", self.abandoned),
+            ("qwen:embeddings", "Texts whose vector was computed", self.embeddings),
             ("qwen:reexecuted_requests", "Requests that went on after their device failed", self.moved),
         ];
         for (name, help, value) in counters {

@@ -97,9 +97,43 @@ mod tests {
     fn tables_and_schemas_say_the_same() {
         described::<openai::chat::ChatParameters>("/v1/chat/completions");
         described::<openai::completions::CompletionParameters>("/v1/completions");
+        described::<openai::embeddings::EmbeddingParameters>("/v1/embeddings");
         described::<responses::ResponsesParameters>("/v1/responses");
         described::<anthropic::MessagesParameters>("/v1/messages");
         described::<openai::tokenize::TokenizeParameters>("/tokenize");
+    }
+
+    /// A line for each operation, response and schema.
+    fn outline(document: &Value) -> String {
+        let names = |value: &Value| -> String {
+            value.as_object().map(|map| map.keys().cloned().collect::<Vec<_>>().join(" ")).unwrap_or_default()
+        };
+        let mut text = String::new();
+        for (path, operations) in document["paths"].as_object().unwrap() {
+            for (method, operation) in operations.as_object().unwrap() {
+                let mut given = BTreeSet::new();
+                let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+                properties(document, body, &mut given);
+                let given: Vec<_> = given.into_iter().collect();
+                text += &format!("{} {path}: {}\n", method.to_uppercase(), given.join(" "));
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    let content = response["content"].as_object().into_iter().flatten().map(|(kind, content)| {
+                        let schema = content["schema"]["$ref"].as_str().unwrap_or_default();
+                        format!("{kind} {}", schema.rsplit('/').next().unwrap_or_default())
+                    });
+                    text += &format!("  {status}: {}\n", content.collect::<Vec<_>>().join(", "));
+                }
+            }
+        }
+        for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+            text += &format!("{name}: {}\n", names(&schema["properties"]));
+        }
+        text
+    }
+
+    #[test]
+    fn the_document_changes_on_purpose_only() {
+        insta::assert_snapshot!("openapi", outline(&json()));
     }
 
     #[test]

@@ -62,6 +62,42 @@ pub(crate) async fn encode(model: &ServedModel, text: String, options: EncodeOpt
         .await
 }
 
+/// Token ids of what may be a text, texts, token ids, or lists of token ids; `param` names it in errors.
+///
+/// # Errors
+/// If it is something else, or there are none of them or more than `limit`.
+pub(crate) async fn prompts(
+    model: &ServedModel,
+    param: &str,
+    value: &Value,
+    limit: usize,
+    options: EncodeOptions,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let wrong = |message: &str| ApiError::invalid(param, format!("{param}: expected {message}"));
+    let ids = |list: &[Value]| -> Result<Vec<u32>, ApiError> {
+        let ids: Option<_> = list.iter().map(|id| id.as_u64()?.try_into().ok()).collect();
+        ids.ok_or_else(|| wrong("token ids that are whole numbers from 0"))
+    };
+    let list = match value {
+        Value::String(text) => return Ok(vec![encode(model, text.clone(), options).await?]),
+        Value::Array(list) if list.first().is_some_and(Value::is_number) => return Ok(vec![ids(list)?]),
+        Value::Array(list) if !list.is_empty() => list,
+        _ => return Err(wrong("a text, a list of texts, token ids, or a list of lists of token ids")),
+    };
+    if list.len() > limit {
+        return Err(wrong(&format!("at most {limit} texts, found {}; send several requests", list.len())));
+    }
+    let mut prompts = Vec::with_capacity(list.len());
+    for prompt in list {
+        prompts.push(match prompt {
+            Value::String(text) => encode(model, text.clone(), options).await?,
+            Value::Array(list) => ids(list)?,
+            _ => return Err(wrong("all of them to be texts or lists of token ids")),
+        });
+    }
+    Ok(prompts)
+}
+
 /// Runs what takes its time off the threads that serve connections.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -236,6 +272,9 @@ pub(crate) fn tools(list: &Value) -> Result<Vec<Value>, ApiError> {
         }
         if tool.pointer("/function/parameters").is_some_and(|schema| !schema.is_object() && !schema.is_null()) {
             return wrong("function.parameters to be a JSON schema");
+        }
+        if tool.pointer("/function/strict").is_some_and(|strict| !strict.is_boolean() && !strict.is_null()) {
+            return wrong("function.strict to be true or false");
         }
     }
     Ok(list.clone())

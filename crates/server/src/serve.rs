@@ -26,6 +26,7 @@ use tower::ServiceExt;
 use crate::gate::LocalAddress;
 use crate::life::State;
 use crate::tls::{TlsError, acceptor};
+use crate::trace::Tracing;
 use crate::{Config, Keys, ServedModel, Server, router, warmup};
 
 /// Time for the last bytes of responses when everything else has ended.
@@ -46,6 +47,16 @@ pub enum ServeError {
     /// Certificates or key.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// Where spans should go.
+    #[error(
+        "cannot send spans to {endpoint}: {reason}; expected a URL such as http://127.0.0.1:4318 with --otlp_endpoint"
+    )]
+    Traces {
+        /// URL.
+        endpoint: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The system has no signals for us.
     #[error("cannot watch for signals: {0}")]
     Signal(std::io::Error),
@@ -89,7 +100,11 @@ pub async fn serve(
     let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Listen { address, source })?;
     let address = listener.local_addr().map_err(|source| ServeError::Listen { address, source })?;
     tell(Stage::Listening(address));
-    let server = Arc::new(Server::new(config, keys));
+    let tracing = Tracing::new(config.otlp_endpoint.as_deref()).map_err(|reason| {
+        let endpoint = config.otlp_endpoint.clone().unwrap_or_default();
+        ServeError::Traces { endpoint, reason }
+    })?;
+    let server = Arc::new(Server::new(config, keys, tracing));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let accepting = tokio::spawn(accept(Arc::clone(&server), listener, tls, stopped));
     let started = tokio::select! {
@@ -110,6 +125,7 @@ pub async fn serve(
     // Fails only if the acceptor has ended already.
     let _ = stop.send(());
     let _ = tokio::time::timeout(LINGER, accepting).await;
+    server.tracing.finish().await;
     result
 }
 

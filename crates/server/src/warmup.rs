@@ -11,7 +11,7 @@ use crate::prompt::encode;
 /// Tokens of each answer where many are generated together.
 const TOGETHER_TOKENS: u32 = 4;
 
-/// Computes on each device an answer alone, answers together, and a prompt as long as a step takes.
+/// Computes on each device an answer alone, answers together, a prompt as long as a step takes, and a vector if there are any.
 pub(crate) async fn run(model: &ServedModel, wanted: &Warmup) -> Result<(), String> {
     let about = model.engine.about();
     let prompt = match &about.tokenizer {
@@ -32,6 +32,11 @@ pub(crate) async fn run(model: &ServedModel, wanted: &Warmup) -> Result<(), Stri
         let longest = (instance.stats.prefill_budget as usize).clamp(1, room);
         let long: Vec<u32> = prompt.iter().copied().cycle().take(longest).collect();
         finish(vec![submit(model, at, long, 1)?]).await?;
+        if model.pooling.is_some() {
+            let sampling = SamplingParams { max_tokens: 0, ..SamplingParams::default() };
+            let request = Request { embed: model.pooling, ..Request::new(few(), sampling) };
+            finish(vec![model.engine.submit_to(at, request).map_err(|error| error.to_string())?]).await?;
+        }
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use qwen_server::{ServedModel, ThinkingStyle};
 
 use super::devices::{self, Common};
 use super::options::Options;
+use super::pooling;
 use super::watch::dispatch_probe;
 use crate::error::CliError;
 use crate::generation_config::GenerationConfig;
@@ -24,10 +25,12 @@ const LONGEST_AT_A_TIME: u64 = 4;
 pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
     let name = &options.model.model;
     let path = model::resolve(name)?;
+    let pooling = pooling::of_model(&options.pooling, &path)?;
     let longest = options.runtime.max_seq_len.unwrap_or(DEFAULT_SEQ_LEN);
     let wish = Wish {
         sequences: Some(options.max_batch_size),
         cached_tokens: Some(options.kv_cache_tokens.unwrap_or(u64::from(longest) * LONGEST_AT_A_TIME)),
+        embeddings: pooling.is_some(),
         ..Wish::default()
     };
     let common = Common {
@@ -62,6 +65,7 @@ pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
         defaults: GenerationConfig::read(&path).over(SamplingParams::default()),
         tool_format,
         thinking,
+        pooling,
         dispatch,
         devices: Arc::new(move || devices::reports(&probed, &rates)),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),

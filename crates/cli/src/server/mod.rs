@@ -4,13 +4,15 @@ mod devices;
 mod layers;
 mod load;
 mod options;
+mod pooling;
+mod traces;
 mod watch;
 
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use clap::{ArgMatches, FromArgMatches};
 use qwen_server::{Stage, serve};
 use tracing_subscriber::EnvFilter;
 
@@ -34,7 +36,7 @@ pub fn main() -> ExitCode {
 type Settings = Vec<String>;
 
 fn parse(words: Vec<OsString>) -> Result<Result<(Options, Settings), CliError>, clap::Error> {
-    let mut command = Options::command().args_override_self(true);
+    let mut command = options::command();
     command.build();
     let layered = match layer(&command, words, std::env::vars()) {
         Ok(layered) => layered,

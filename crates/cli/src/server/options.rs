@@ -4,11 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{ArgAction, Command, CommandFactory, Parser, ValueEnum};
 use qwen_server::config::Warmup;
 use qwen_server::{Config, Keys};
 use serde::Deserialize;
 
+use super::traces::endpoint;
 use crate::arguments::{ModelArgument, RuntimeArguments};
 use crate::error::CliError;
 
@@ -58,6 +59,9 @@ pub(super) struct Options {
     /// How the model thinks: auto, none, qwen3 (if it writes <think>), deepseek_r1 (always first)
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Model")]
     pub(super) reasoning_parser: String,
+    /// How texts become vectors at /v1/embeddings: auto (what the model says, else last), last, mean, none (no embeddings)
+    #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Model")]
+    pub(super) pooling: String,
     #[command(flatten)]
     pub(super) runtime: RuntimeArguments,
     /// Most requests that are computed together
@@ -156,9 +160,24 @@ pub(super) struct Options {
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text, help_heading = "Log")]
     pub(super) log_format: LogFormat,
+    /// Send a span of each request to this OpenTelemetry collector, by OTLP over HTTP, such as http://127.0.0.1:4318
+    /// [default: OTEL_EXPORTER_OTLP_ENDPOINT, else nowhere]
+    #[arg(long, value_name = "URL", help_heading = "Log")]
+    pub(super) otlp_endpoint: Option<String>,
     /// Settings in TOML, by the names of these options
     #[arg(long, value_name = "FILE", help_heading = "Settings")]
     pub(super) config: Option<PathBuf>,
+}
+
+/// The parser. Of a setting that is given twice the last one counts, but lists go on.
+pub(super) fn command() -> Command {
+    Options::command().mut_args(|argument| match argument.get_action() {
+        ArgAction::Set => {
+            let itself = argument.get_id().clone();
+            argument.overrides_with(itself)
+        }
+        _ => argument,
+    })
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -209,6 +228,7 @@ impl Options {
             reasoning_alias: self.reasoning_alias,
             admin: self.admin,
             docs: self.docs,
+            otlp_endpoint: endpoint(self.otlp_endpoint.as_deref(), |name| std::env::var(name).ok()),
             warmup: self.warmup.then(|| Warmup { prompt: self.warmup_prompt.clone(), tokens: self.warmup_tokens }),
             ..Config::default()
         }
@@ -235,13 +255,27 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::FromArgMatches;
 
     use super::*;
 
     #[test]
     fn the_options_are_sound() {
-        Options::command().debug_assert();
+        command().debug_assert();
+    }
+
+    fn parsed(line: &str) -> Options {
+        Options::from_arg_matches(&command().try_get_matches_from(line.split_whitespace()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn lists_go_on_and_of_other_settings_the_last_counts() {
+        let options =
+            parsed("x --served-model-name a b --port 1 --served-model-name c --port 2 --api-key k --api-key l");
+        assert_eq!((options.served_model_name.join(" "), options.port), ("a b c".into(), 2));
+        assert_eq!(options.api_key, ["k", "l"]);
+        let options = parsed("x --allowed-origins=o --allowed-origins=p --allowed-hosts h i");
+        assert_eq!((options.allowed_origins.len(), options.allowed_hosts.len()), (2, 2));
     }
 
     #[test]
@@ -249,7 +283,7 @@ mod tests {
         let line = "x --model m --device cpu --port 1 --host ::1 --max-batch-size 2 --max-seq-len 3 --warmup \
                     --warmup-prompt Hello --warmup-tokens 64 --prefill-chunk-size 4 --kv-cache-dtype f16 \
                     --enable-flash-attn true --memory-pool-mode balanced";
-        let options = Options::try_parse_from(line.split_whitespace()).unwrap();
+        let options = parsed(line);
         options.check().unwrap();
         let config = options.server_config();
         assert_eq!(config.address.to_string(), "[::1]:1");

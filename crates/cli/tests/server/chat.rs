@@ -183,3 +183,69 @@ fn a_client_that_goes_away_frees_its_place() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
+
+/// The fixture with a token that begins calls.
+fn with_calls() -> tempfile::TempDir {
+    let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/qwen3");
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"] {
+        std::fs::copy(fixture.join(name), folder.path().join(name)).unwrap();
+    }
+    let text = std::fs::read_to_string(fixture.join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&text.replace("<think>", "<tool_call>")).unwrap();
+    let tokens = tokenizer["added_tokens"].as_array_mut().unwrap();
+    let token = tokens.iter_mut().find(|token| token["content"] == "<tool_call>").unwrap();
+    token["special"] = false.into();
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn strict_functions_hold_when_the_model_calls_of_itself() {
+    let folder = with_calls();
+    let server = Server::start(&["--model", folder.path().to_str().unwrap(), "--tool_call_parser", "hermes"]);
+    let schema = json!({
+        "type": "object",
+        "properties": { "city": { "enum": ["Rome", "Oslo"] }, "days": { "type": "integer", "minimum": 1, "maximum": 9 } },
+        "required": ["city", "days"],
+        "additionalProperties": false,
+    });
+    let tool = |strict: bool, schema: &Value| json!({ "type": "function", "function": { "name": "plan", "parameters": schema, "strict": strict } });
+    // The model's weights are by chance: it is made to begin with a call, and to leave white space out where it may.
+    let white = ["\t", "\n", "\r", " ", "  "]
+        .map(|text| server.ok("/tokenize", &json!({ "prompt": text }))["tokens"][0].clone());
+    let mut bias: serde_json::Map<String, Value> = white.iter().map(|id| (id.to_string(), json!(-100))).collect();
+    bias.insert("3".into(), json!(100));
+    for seed in 0..4 {
+        let body = request(json!({
+            "tools": [tool(true, &schema)], "logit_bias": bias, "seed": seed, "max_tokens": 120, "parallel_tool_calls": false,
+        }));
+        let message = server.ok(PATH, &body)["choices"][0]["message"].clone();
+        let calls = message["tool_calls"].as_array().unwrap_or_else(|| panic!("{message}"));
+        assert_eq!((calls.len(), &calls[0]["function"]["name"]), (1, &json!("plan")), "{message}");
+        let arguments: Value = serde_json::from_str(calls[0]["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert!(["Rome", "Oslo"].contains(&arguments["city"].as_str().unwrap()), "{arguments}");
+        assert!((1..=9).contains(&arguments["days"].as_u64().unwrap()), "{arguments}");
+        assert_eq!(arguments.as_object().unwrap().len(), 2);
+    }
+    // With several calls each is held to it.
+    let body = request(json!({ "tools": [tool(true, &schema)], "logit_bias": bias, "max_tokens": 200 }));
+    let message = server.ok(PATH, &body)["choices"][0]["message"].clone();
+    let calls = message["tool_calls"].as_array().unwrap();
+    let complete = calls
+        .iter()
+        .filter_map(|call| serde_json::from_str::<Value>(call["function"]["arguments"].as_str().unwrap()).ok());
+    let cities: Vec<Value> = complete.map(|arguments| arguments["city"].clone()).collect();
+    assert!(cities.len() > 1 && cities.iter().all(|city| city == "Rome" || city == "Oslo"), "{message}");
+    // Text stays free.
+    let plain = server.ok(PATH, &request(json!({ "tools": [tool(true, &schema)], "logit_bias": { "3": -100 } })));
+    let message = &plain["choices"][0]["message"];
+    assert!(message.get("tool_calls").is_none() && !message["content"].as_str().unwrap().is_empty(), "{plain}");
+    // What no grammar can hold is refused by name, but only where it was asked for.
+    let impossible = json!({ "type": "object", "properties": { "a": { "$ref": "http://10.0.0.1/x.json" } } });
+    let (status, code, param, message) = server.refused(PATH, &request(json!({ "tools": [tool(true, &impossible)] })));
+    assert_eq!((status, code.as_str(), param.as_str()), (400, "invalid_grammar", "tools"), "{message}");
+    server.ok(PATH, &request(json!({ "tools": [tool(false, &impossible)] })));
+    let wrong = json!({ "type": "function", "function": { "name": "f", "strict": "yes" } });
+    assert_eq!(server.refused(PATH, &request(json!({ "tools": [wrong] }))).2, "tools[0]");
+}

@@ -7,5 +7,7 @@ mod chat;
 mod client;
 mod completions;
 mod devices;
+mod embeddings;
 mod operations;
 mod protocols;
+mod traces;

@@ -35,6 +35,11 @@ fn health_models_and_figures() {
     let figures = server.get("/metrics");
     assert!(figures.header("content-type").unwrap().starts_with("application/openmetrics-text"));
     assert!(figures.body.contains("qwen:hli") && figures.body.ends_with("# EOF\n"));
+    // An idle server's cache is free, in one piece but for what is kept for reuse.
+    let [free, largest, share] =
+        ["qwen:kv_free_bytes", "qwen:kv_largest_free_bytes", "qwen:kv_fragmentation"].map(|name| server.figure(name));
+    assert!(largest > 0.0 && largest <= free && (0.0..1.0).contains(&share), "{free} {largest} {share}");
+    assert!(server.figure("qwen:kv_backed_bytes") > 0.0 && server.figure("qwen:activations_bytes") > 0.0);
     assert_eq!(server.get("/version").json()["version"], env!("CARGO_PKG_VERSION"));
 }
 
@@ -99,8 +104,10 @@ fn documents_and_pages_come_from_the_binary() {
         assert!(!file.header("content-security-policy").unwrap().contains("unsafe"), "{name}");
     }
     assert!(matches!(server.get("/docs/").status, 200 | 303 | 307));
+    assert_eq!(server.get("/status").json()["docs"], true);
     let bare = Server::start(&["--docs=false"]);
-    assert_eq!(bare.get("/openapi.json").status, 404);
+    assert_eq!((bare.get("/openapi.json").status, bare.get("/docs/").status), (404, 404));
+    assert_eq!(bare.get("/status").json()["docs"], false);
 }
 
 #[test]

@@ -83,11 +83,3 @@ fn messages_whole_and_streamed() {
         );
     }
 }
-
-#[test]
-fn embeddings_are_refused_in_clear_words() {
-    let server = Server::start(&[]);
-    let (status, code, _, message) = server.refused("/v1/embeddings", &json!({ "input": "a" }));
-    assert_eq!((status, code.as_str()), (501, "not_implemented"));
-    assert!(message.contains("embedding"));
-}

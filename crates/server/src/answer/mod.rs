@@ -9,7 +9,7 @@ mod parser;
 mod tools;
 
 pub use parser::{AnswerParser, ParserOptions, Thinking};
-pub use tools::{Force, ToolFormat, forced_calls};
+pub use tools::{Force, ToolFormat, forced_calls, free_calls};
 
 /// Begins thinking.
 pub const THINK_BEGIN: &str = "<think>";

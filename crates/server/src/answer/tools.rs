@@ -72,6 +72,17 @@ impl ToolFormat {
         }
     }
 
+    /// Markup that may be tokens of the model.
+    const fn markup(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            Self::Llama3 => &["<|python_tag|>"],
+            Self::DeepSeekV3 | Self::DeepSeekV31 => {
+                &[DEEPSEEK_CALLS_BEGIN, DEEPSEEK_CALLS_END, DEEPSEEK_CALL_BEGIN, DEEPSEEK_CALL_END, DEEPSEEK_SEPARATOR]
+            }
+        }
+    }
+
     /// What is written before and after all calls, between two, before and after the arguments of one.
     fn layout(self, name: &str) -> Layout {
         let quoted = Value::from(name).to_string();
@@ -131,16 +142,70 @@ pub fn forced_calls(format: ToolFormat, tools: &[(String, Value)], force: &Force
     let layout = format.layout("");
     let several = parallel && *force == Force::Any;
     let repeat = if several { format!(" ({} call)*", literal(layout.between)) } else { String::new() };
-    let mut grammar = format!("start: {} call{repeat} {}\n", literal(layout.begin), literal(layout.end));
-    let names: Vec<String> = (0..chosen.len()).map(|i| format!("call_{i}")).collect();
-    grammar.push_str(&format!("call: {}\n", names.join(" | ")));
-    for (i, (name, schema)) in chosen.iter().enumerate() {
+    let start = format!("start: {} call{repeat} {}\n", literal(layout.begin), literal(layout.end));
+    start + &calls(format, &chosen, "", &[])
+}
+
+/// A grammar of answers that may hold calls: any text, and calls in the model's own form, with arguments as the tools' schemas
+/// want them; null allows any object. Without `parallel`, an answer ends after one call. `is_token` tells which markup is a
+/// token of the model that no text contains.
+#[must_use]
+pub fn free_calls(
+    format: ToolFormat,
+    tools: &[(String, Value)],
+    parallel: bool,
+    is_token: impl Fn(&str) -> bool,
+) -> String {
+    let tokens: Vec<&str> = format.markup().iter().copied().filter(|text| is_token(text)).collect();
+    let marker = format.marker();
+    // Text is read up to the first marker; what follows can only be a call.
+    let trigger = if tokens.contains(&marker) {
+        format!("trigger: text {marker}\n")
+    } else {
+        format!("trigger[lazy]: TEXT {}\n", literal(marker))
+    };
+    let layout = format.layout("");
+    let more = if parallel { format!(" ({} call)*", written(layout.between, &tokens)) } else { String::new() };
+    let chosen: Vec<&(String, Value)> = tools.iter().collect();
+    let (start, cut) = match format {
+        ToolFormat::Hermes if parallel => (format!("start: (trigger call)* text\n{trigger}"), marker),
+        ToolFormat::Hermes => (format!("start: text | trigger call SPACE\nSPACE: /\\s*/\n{trigger}"), marker),
+        ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => {
+            let end = written(layout.end, &tokens);
+            (format!("start: text | trigger call{more} {end}\n{trigger}"), "")
+        }
+        // Without a marker an answer that begins like a call is one.
+        ToolFormat::Llama3 => {
+            let tag = if tokens.contains(&marker) { format!("{marker}? ") } else { String::new() };
+            (format!("start: OTHER | {tag}call{more}\nOTHER: /\\s*([^\\s{{](.|\\n)*)?/\n"), "")
+        }
+    };
+    format!("{start}text: TEXT\nTEXT: /(.|\\n)*/\n{}", calls(format, &chosen, cut, &tokens))
+}
+
+/// Rules for one call of any of the tools, without the text `cut` at its beginning.
+fn calls(format: ToolFormat, tools: &[&(String, Value)], cut: &str, tokens: &[&str]) -> String {
+    let names: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
+    let mut grammar = format!("call: {}\n", names.join(" | "));
+    for (i, (name, schema)) in tools.iter().enumerate() {
         let Layout { before, after, .. } = format.layout(name);
+        let before = before.strip_prefix(cut).unwrap_or(&before);
         let schema = if schema.is_object() { schema.clone() } else { json!({ "type": "object" }) };
-        grammar.push_str(&format!("call_{i}: {} arguments_{i} {}\n", literal(&before), literal(&after)));
-        grammar.push_str(&format!("arguments_{i}: %json {schema}\n"));
+        let (before, after) = (written(before, tokens), written(&after, tokens));
+        grammar.push_str(&format!("call_{i}: {before} arguments_{i} {after}\narguments_{i}: %json {schema}\n"));
     }
     grammar
+}
+
+/// A text in which some markup is a token of its own, as the grammar writes it.
+fn written(text: &str, tokens: &[&str]) -> String {
+    let first = tokens.iter().filter_map(|token| text.find(token).map(|at| (at, *token))).min();
+    match first {
+        None => literal(text),
+        Some((at, token)) => {
+            format!("{} {token} {}", literal(&text[..at]), written(&text[at + token.len()..], tokens))
+        }
+    }
 }
 
 /// A text as the grammar writes it; nothing for an empty one.
@@ -177,5 +242,18 @@ mod tests {
         assert!(any.contains("arguments_1: %json {\"type\":\"object\"}"));
         let named = forced_calls(ToolFormat::DeepSeekV3, &tools, &Force::Named("g".into()), true);
         assert!(!named.contains("call_1") && !named.contains(")*"), "{named}");
+    }
+
+    #[test]
+    fn markup_that_is_a_token_is_written_as_one() {
+        let tools = [("f".to_owned(), Value::Null)];
+        let plain = free_calls(ToolFormat::DeepSeekV31, &tools, true, |_| false);
+        assert!(plain.contains("trigger[lazy]: TEXT \"<｜tool▁calls▁begin｜>\""), "{plain}");
+        let tokens = free_calls(ToolFormat::DeepSeekV31, &tools, true, |text| text != DEEPSEEK_CALLS_END);
+        assert!(tokens.contains("trigger: text <｜tool▁calls▁begin｜>\n"), "{tokens}");
+        assert!(tokens.contains("call_0:  <｜tool▁call▁begin｜> \"f\" <｜tool▁sep｜>  arguments_0"), "{tokens}");
+        assert!(tokens.contains("\"<｜tool▁calls▁end｜>\"\n"), "{tokens}");
+        let one = free_calls(ToolFormat::Hermes, &tools, false, |_| false);
+        assert!(one.starts_with("start: text | trigger call SPACE\n") && one.contains("call_0: \"\\n{"), "{one}");
     }
 }

@@ -13,7 +13,7 @@ use super::chat_stream::ChatStream;
 use super::logprobs::{ChatLogprobs, prompt_logprobs};
 use super::usage::{StreamOptions, Usage};
 use super::{new_id, now};
-use crate::answer::{Force, ParserOptions, Thinking, forced_calls};
+use crate::answer::{Force, ParserOptions, Thinking, forced_calls, free_calls};
 use crate::error::{ApiError, ErrorBody};
 use crate::gate::RequestId;
 use crate::generation::{Answer, Job, collect, finish_name, start, stop_reason};
@@ -138,7 +138,7 @@ pub(crate) struct ToolFunction {
     /// JSON schema of its arguments.
     #[schema(value_type = Option<Object>)]
     parameters: Option<Value>,
-    /// Arguments follow the schema wherever a call is forced.
+    /// Arguments follow the schema whenever the model calls; without it, where a call is forced.
     strict: Option<bool>,
 }
 
@@ -347,9 +347,10 @@ pub(crate) async fn prepare(
     let context = model.engine.about().limits.max_seq_len;
     params.max_tokens = max_tokens(asked, param, prompt.tokens.len(), context)?;
     let mut grammar = grammar(body)?;
-    let force = match choice {
+    let structured = grammar.is_some();
+    let force = match &choice {
         ToolUse::Required => Some(Force::Any),
-        ToolUse::Named(name) => Some(Force::Named(name)),
+        ToolUse::Named(name) => Some(Force::Named(name.clone())),
         _ => None,
     };
     if let (Some(force), Some(format)) = (force, format) {
@@ -361,10 +362,27 @@ pub(crate) async fn prepare(
         let source = forced_calls(format, &schemas(&tools), &force, parallel);
         grammar = Some(qwen_engine::Grammar::Lark(source));
     }
+    // What is bound by a form of its own can't hold calls.
+    if let (ToolUse::Auto, Some(format), None) = (&choice, format, &grammar) {
+        let parallel = fields.parallel_tool_calls.unwrap_or(true);
+        let is_strict = |tool: &Value| tool["function"]["strict"] == true;
+        if !parallel || tools.iter().any(is_strict) {
+            let tokenizer = tokenizer(model)?;
+            let is_token = |text: &str| tokenizer.token_to_id(text).is_some_and(|id| tokenizer.is_special(id));
+            let bound = tools
+                .iter()
+                .zip(schemas(&tools))
+                .map(|(tool, (name, schema))| (name, if is_strict(tool) { schema } else { Value::Null }));
+            let source = free_calls(format, &bound.collect::<Vec<_>>(), parallel, is_token);
+            grammar = Some(qwen_engine::Grammar::Lark(source));
+        }
+    }
     let inside = prompt.thinking == Thinking::Inside;
     Ok(Prepared {
         name: model.names.first().cloned().unwrap_or_default(),
         job: Job {
+            embed: None,
+            grammar_param: if structured { "response_format" } else { "tools" },
             n,
             sampling: params,
             prompt_logprobs: prompt_logprobs_count(fields.prompt_logprobs, fields.stream)?,

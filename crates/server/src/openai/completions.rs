@@ -24,9 +24,9 @@ use crate::input::parameters::{Handling, Parameters, Row};
 use crate::input::sampling::{MAX_TOP_LOGPROBS, OTHERS, SAMPLING, SamplingFields, max_tokens};
 use crate::input::structured::{STRUCTURED, after_thinking, grammar};
 use crate::keys::Client;
-use crate::prompt::encode;
+use crate::prompt::prompts;
 use crate::sse::{self, Dialect, Frames};
-use crate::{ServedModel, Server, gate};
+use crate::{Server, gate};
 
 /// Tokens of an answer where nothing is said, as the protocol has it.
 const DEFAULT_MAX_TOKENS: u64 = 16;
@@ -65,7 +65,7 @@ pub(crate) struct CompletionFields {
 /// A prompt.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
-#[allow(dead_code, reason = "for the document; prompts are read by `prompts`")]
+#[allow(dead_code, reason = "for the document; prompts are read by `crate::prompt::prompts`")]
 pub(crate) enum Prompt {
     /// A text.
     Text(String),
@@ -158,42 +158,6 @@ pub(crate) struct CompletionChoice {
     token_ids: Option<Vec<u32>>,
 }
 
-/// Prompts with their texts, which `echo` wants.
-struct Prompts {
-    tokens: Vec<Vec<u32>>,
-}
-
-async fn prompts(server: &Server, model: &ServedModel, fields: &CompletionFields) -> Result<Prompts, ApiError> {
-    let wrong = |message: &str| ApiError::invalid("prompt", format!("prompt: expected {message}"));
-    let options = match fields.add_special_tokens {
-        Some(false) => EncodeOptions { add_special: false, ..EncodeOptions::PROMPT },
-        _ => EncodeOptions::PROMPT,
-    };
-    let ids = |list: &[Value]| -> Option<Vec<u32>> { list.iter().map(|id| id.as_u64()?.try_into().ok()).collect() };
-    let list = match &fields.prompt {
-        Value::String(text) => return Ok(Prompts { tokens: vec![encode(model, text.clone(), options).await?] }),
-        Value::Array(list) if !list.is_empty() => list,
-        _ => return Err(wrong("a text, a list of texts, token ids, or a list of lists of token ids")),
-    };
-    if list[0].is_number() {
-        let tokens = ids(list).ok_or_else(|| wrong("token ids that are whole numbers from 0"))?;
-        return Ok(Prompts { tokens: vec![tokens] });
-    }
-    let limit = server.config.max_prompts;
-    if list.len() > limit {
-        return Err(wrong(&format!("at most {limit} prompts, found {}; send several requests", list.len())));
-    }
-    let mut tokens = Vec::with_capacity(list.len());
-    for prompt in list {
-        tokens.push(match prompt {
-            Value::String(text) => encode(model, text.clone(), options).await?,
-            Value::Array(list) => ids(list).ok_or_else(|| wrong("token ids that are whole numbers from 0"))?,
-            _ => return Err(wrong("all prompts to be texts or lists of token ids")),
-        });
-    }
-    Ok(Prompts { tokens })
-}
-
 /// Continue a text
 #[utoipa::path(
     post,
@@ -233,7 +197,8 @@ pub(crate) async fn completions(
     }
     params.logprobs = fields.logprobs;
     let asked_prompt = prompt_logprobs_count(fields.prompt_logprobs, fields.stream)?;
-    let prompts = prompts(&server, model, &fields).await?;
+    let options = EncodeOptions { add_special: fields.add_special_tokens.unwrap_or(true), ..EncodeOptions::PROMPT };
+    let prompts = prompts(model, "prompt", &fields.prompt, server.config.max_prompts, options).await?;
     let context = model.engine.about().limits.max_seq_len;
     let asked = fields.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
     let scoring = fields.echo || asked_prompt.is_some();
@@ -241,7 +206,7 @@ pub(crate) async fn completions(
         let message = "max_tokens: expected at least 1, or 0 with echo or prompt_logprobs, found 0";
         return Err(ApiError::invalid("max_tokens", message));
     }
-    let longest = prompts.tokens.iter().map(Vec::len).max().unwrap_or(0);
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     params.max_tokens = match asked {
         0 => 0,
         // The protocol's default is no wish of the client's: it gives way to the context.
@@ -258,7 +223,9 @@ pub(crate) async fn completions(
         salt: sampling.salt(),
         parser: ParserOptions::default(),
         request_id,
-        prompts: prompts.tokens,
+        prompts,
+        embed: None,
+        grammar_param: "response_format",
     };
     let tokenizer = model.engine.about().tokenizer.clone();
     let echo = fields.echo.then(|| job.prompts.clone());
