@@ -138,12 +138,12 @@ def accounts(figures, answers):
         "no step failed": total(figures, "qwen:device_errors_total") == 0,
         "no response was 5xx but 503": not any(code.startswith("5") and code != "503" for code in status),
         "blocks are free or cached": total(figures, "qwen:kv_blocks_used") == 0
-        and total(figures, "qwen:kv_blocks_cached") <= total(figures, "qwen:kv_blocks_total"),
+        and total(figures, "qwen:kv_blocks_cached") <= total(figures, "qwen:kv_blocks"),
     }
     numbers = {
         "begun": begun, "ended": by_reason, "abandoned": abandoned, "seen": answers, "statuses": dict(status),
         "preemptions": total(figures, "vllm:num_preemptions_total"), "steps": total(figures, "qwen:steps_total"),
-        "blocks_total": total(figures, "qwen:kv_blocks_total"), "blocks_cached": total(figures, "qwen:kv_blocks_cached"),
+        "blocks_total": total(figures, "qwen:kv_blocks"), "blocks_cached": total(figures, "qwen:kv_blocks_cached"),
         "connections": total(figures, "qwen:http_connections"),
     }
     return checks, numbers

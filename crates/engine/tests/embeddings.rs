@@ -1,5 +1,7 @@
 //! Vectors of texts: the right ones, the same bits whatever runs beside, and refused where they can't be.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 mod support;
 
 use proptest::prelude::*;
@@ -11,10 +13,6 @@ use qwen_formats::Checkpoint;
 use support::{cpu, exact, fixture, greedy, max_difference, reference, run, try_engine};
 
 const POOLINGS: [(&str, Pooling); 2] = [("last", Pooling::Last), ("mean", Pooling::Mean)];
-
-fn embedding(options: LoadOptions) -> LoadOptions {
-    LoadOptions { embeddings: true, ..options }
-}
 
 fn embed(prompt: &[u32], pooling: Pooling) -> Request {
     let sampling = SamplingParams { max_tokens: 0, ..SamplingParams::default() };
@@ -58,7 +56,7 @@ fn they_are_those_of_another_library() {
         let name = path.display();
         let file = Checkpoint::open(&path.join("embeddings.safetensors")).unwrap();
         let ids = reference(&format!("models/{}/reference.safetensors", path.file_name().unwrap().display())).input_ids;
-        let mut engine = try_engine(path.to_str().unwrap(), &embedding(exact()), 2).unwrap();
+        let mut engine = try_engine(path.to_str().unwrap(), &LoadOptions { embeddings: true, ..exact() }, 2).unwrap();
         for (tensor, pooling) in POOLINGS {
             let bytes = file.tensor(tensor).unwrap().data.to_vec();
             let expected: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
@@ -73,13 +71,14 @@ fn they_are_those_of_another_library() {
 }
 
 fn small(chunk: u32) -> LoadOptions {
-    embedding(LoadOptions {
+    LoadOptions {
         prefill_chunk_size: chunk,
         max_sequences: 9,
         max_seq_len: Some(128),
         max_cached_tokens: Some(9 * 128),
+        embeddings: true,
         ..LoadOptions::default()
-    })
+    }
 }
 
 #[test]

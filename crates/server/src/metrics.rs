@@ -226,7 +226,7 @@ const ENGINE_GAUGES: &[Figure<InstanceReport>] = &[
     ("vllm:num_requests_waiting", "Requests that wait to start", |i| i.stats.waiting as f64),
     ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1", |i| i.stats.kv_utilisation()),
     ("qwen:requests_in_flight", "Requests that the engine has taken and not ended", |i| i.in_flight as f64),
-    ("qwen:kv_blocks_total", "Blocks of the cache", |i| i.stats.blocks_total.into()),
+    ("qwen:kv_blocks", "Blocks of the cache", |i| i.stats.blocks_total.into()),
     ("qwen:kv_blocks_used", "Blocks that requests hold", |i| i.stats.blocks_used.into()),
     ("qwen:kv_blocks_cached", "Free blocks that hold reusable prefixes", |i| i.stats.blocks_cached.into()),
     ("qwen:kv_free_bytes", "Memory of the cache's blocks that nobody has", |i| i.stats.memory.kv_free as f64),
@@ -317,12 +317,11 @@ impl prometheus_client::collector::Collector for Snapshot {
 impl Snapshot {
     fn encode_devices(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         type Figure = fn(&DeviceReport) -> Option<f64>;
-        let figures: [(&str, &str, Figure); 5] = [
+        let figures: [(&str, &str, Figure); 4] = [
             ("qwen:device_temperature_celsius", "Temperature of a device", |d| d.temperature),
             ("qwen:device_compute_percent", "Compute of a device in use", |d| d.compute_util),
             ("qwen:device_memory_percent", "Memory of a device in use", |d| d.memory_util),
             ("qwen:device_power_watts", "Power of a device", |d| d.power),
-            ("qwen:device_error_count", "Errors of a device", |d| Some(d.error_count as f64)),
         ];
         for (name, help, figure) in figures {
             let family = Gauges::default();
@@ -333,6 +332,12 @@ impl Snapshot {
             }
             family.encode(encoder.encode_descriptor(name, help, None, family.metric_type())?)?;
         }
+        let faults: Family<DeviceLabel, Counter> = Family::default();
+        for device in &self.devices {
+            faults.get_or_create(&DeviceLabel { device: device.name.clone() }).inc_by(device.error_count);
+        }
+        let help = "Failed and wrong steps, failed tests and memory errors of a device";
+        faults.encode(encoder.encode_descriptor("qwen:device_faults", help, None, faults.metric_type())?)?;
         let states = Gauges::default();
         for instance in &self.instances {
             for trust in Trust::ALL {

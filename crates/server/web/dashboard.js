@@ -82,7 +82,7 @@ function drawDevices(instances) {
       el("th", { scope: "row" }, device.name, el("span", { class: "more", text: device.title })),
       el("td", {}, el("span", { class: simulated ? "tag" : null, text: t(`kind_${device.kind}`) })),
       el("td", {}, el("span", { class: `state ${device.status}`, text: t(`health_${device.status}`) })),
-      el("td", {}, trustOf(device)),
+      el("td", { class: "trust" }, trustOf(device)),
       el("td", {}, figure(device.temperature, " °C")),
       el("td", {}, figure(device.compute_util, " %")),
       el("td", {}, figure(device.memory_util, " %")),
