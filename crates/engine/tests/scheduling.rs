@@ -6,6 +6,7 @@
 mod support;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use qwen_engine::{
@@ -102,7 +103,10 @@ fn alone_and_among_31_others_cached_preempted_and_guessed_are_the_same() {
         let expected: Vec<_> = requests.iter().map(|r| answers(&mut alone, vec![r.clone()]).remove(0)).collect();
         for (sequences, blocks, guess) in [(32, 400, false), (32, 400, true), (12, 6, false), (12, 6, true)] {
             let speculation = guess.then_some(SPECULATION);
-            let mut engine = engine(path, sequences, blocks, EngineOptions { speculation, ..EngineOptions::default() });
+            // Without a target prompts are cut by measured times, and who gives way would depend on the machine.
+            let tpot_target = Some(Duration::from_secs(3600));
+            let options = EngineOptions { speculation, tpot_target, ..EngineOptions::default() };
+            let mut engine = engine(path, sequences, blocks, options);
             for round in 0..2 {
                 let found = answers(&mut engine, requests.clone());
                 for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {

@@ -1,7 +1,8 @@
 //! Snapshots of small graphs after each pass: what `--dump-ir=after:<pass>` shows.
 
 use qwen_ir::passes::{CompileOptions, PassName, PermissiveDevice, Policy, compile};
-use qwen_ir::{Graph, Phase, test_support, text};
+use qwen_ir::program::{Place, Program, StepResult};
+use qwen_ir::{Compute, Graph, Phase, test_support, text};
 
 fn after(graph: &Graph, phase: Phase, pass: PassName) -> Option<String> {
     let options = CompileOptions { dump_after: Some(pass), ..CompileOptions::new(phase, test_support::bounds()) };
@@ -79,4 +80,24 @@ fn reports() {
         }
     }
     insta::assert_snapshot!("experts_reports", shown);
+}
+
+/// Both kinds of step share packed weights only if they want them in the same forms.
+#[test]
+fn a_step_that_gives_hidden_states_is_the_same_but_for_its_head() {
+    for graph in test_support::all().unwrap() {
+        let program = |result| -> Program {
+            let options = CompileOptions { result, ..CompileOptions::new(Phase::Mixed, test_support::bounds()) };
+            compile(&graph, &options, &PermissiveDevice).unwrap().program
+        };
+        let (logits, hidden) = (program(StepResult::Logits), program(StepResult::Hidden));
+        assert_eq!((logits.result, hidden.result), (StepResult::Logits, StepResult::Hidden));
+        assert!(hidden.result_width < logits.result_width, "{}", graph.name);
+        assert_eq!(hidden.instructions.last().unwrap().outputs[0].place, Place::Result);
+        let forms = |program: &Program| -> Vec<(String, Vec<Compute>)> {
+            program.instructions.iter().map(|i| (i.origin.clone(), i.compute.clone())).collect()
+        };
+        let (with, without) = (forms(&logits), forms(&hidden));
+        assert_eq!(with[..with.len() - 1], without[..], "{}", graph.name);
+    }
 }

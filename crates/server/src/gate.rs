@@ -18,7 +18,11 @@ use crate::trace::Trace;
 
 /// Id of a request, in logs and in the response, the address of this machine that it came in by, and its span.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestId(pub(crate) String, pub(crate) Option<IpAddr>, pub(crate) Trace);
+pub(crate) struct RequestId {
+    pub(crate) id: String,
+    pub(crate) by: Option<IpAddr>,
+    pub(crate) trace: Trace,
+}
 
 /// The address of this machine that a connection came in by.
 #[derive(Debug, Clone, Copy)]
@@ -57,7 +61,7 @@ pub(crate) async fn pass(State(server): State<Arc<Server>>, mut request: Request
         Ok(client) => {
             let name = client.name.clone();
             let by = request.extensions().get::<LocalAddress>().map(|address| address.0);
-            request.extensions_mut().insert(RequestId(id.clone(), by, span.clone()));
+            request.extensions_mut().insert(RequestId { id: id.clone(), by, trace: span.clone() });
             request.extensions_mut().insert(client);
             (next.run(request).await, name)
         }

@@ -125,8 +125,6 @@ pub(crate) struct Running {
     outputs: SelectAll<BoxStream<'static, (usize, Output)>>,
     /// What was not submitted yet.
     rest: std::vec::IntoIter<Request>,
-    /// Why the rest was not taken.
-    refused: Option<ApiError>,
     choices: Vec<Choice>,
     open: usize,
     n: usize,
@@ -141,7 +139,7 @@ pub(crate) struct Running {
 impl std::fmt::Debug for Running {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Running")
-            .field("request_id", &self.request_id.0)
+            .field("request_id", &self.request_id.id)
             .field("open", &self.open)
             .finish_non_exhaustive()
     }
@@ -161,7 +159,7 @@ pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) 
     requests.iter().skip(EMBEDDED_AT_A_TIME).try_for_each(|request| model.engine.check(request))?;
     let at_once = if job.embed.is_some() { EMBEDDED_AT_A_TIME } else { usize::MAX };
     let rest = requests.split_off(at_once.min(count));
-    let (engine, by) = (model.engine.clone(), job.request_id.1);
+    let (engine, by) = (model.engine.clone(), job.request_id.by);
     let outputs = if job.constraint.is_some() {
         // Compiling a grammar may take as long as its budget.
         let submitted = tokio::task::spawn_blocking(move || submit(&engine, requests, by)).await;
@@ -186,7 +184,6 @@ pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) 
         server: Arc::clone(server),
         outputs: stream::select_all(outputs.into_iter().enumerate().map(|(choice, answer)| of_choice(choice, answer))),
         rest: rest.into_iter(),
-        refused: None,
         choices: std::iter::repeat_with(new).take(count).collect(),
         open: count,
         n: job.n as usize,
@@ -271,10 +268,8 @@ impl Running {
     fn submit_next(&mut self) {
         let Some(request) = self.rest.next() else { return };
         let choice = self.choices.len() - self.rest.len() - 1;
-        let submitted = self.server.model().map(|model| model.engine.submit(request, self.request_id.1));
-        match submitted.and_then(|taken| Ok(taken?)) {
-            Ok(answer) => self.outputs.push(of_choice(choice, answer)),
-            Err(error) => (self.refused, self.open) = (Some(error), 0),
+        if let Ok(model) = self.server.model() {
+            self.outputs.push(of_choice(choice, model.engine.submit_later(request, self.request_id.by)));
         }
     }
 
@@ -310,9 +305,9 @@ impl Running {
             }
             metrics.finished(finish, &timings, now - self.begun);
             metrics.embedded(output.embedding.is_some());
-            self.request_id.2.ended(at, self.arrival, finish, &timings);
+            self.request_id.trace.ended(at, self.arrival, finish, &timings);
             if let FinishReason::Logits(reason) | FinishReason::Error(reason) | FinishReason::Device(reason) = finish {
-                tracing::error!(request_id = self.request_id.0, reason, "an answer ended by an error");
+                tracing::error!(request_id = self.request_id.id, reason, "an answer ended by an error");
             }
         }
         Event {
@@ -335,9 +330,9 @@ impl Drop for Running {
             self.server.metrics.abandoned(self.open as u64);
         }
         let model = self.server.model().ok().and_then(|model| model.names.first()).map_or("", String::as_str);
-        self.request_id.2.finished(model, self.tokens, self.open);
+        self.request_id.trace.finished(model, self.tokens, self.open);
         tracing::info!(
-            request_id = self.request_id.0,
+            request_id = self.request_id.id,
             client = self.client,
             prompt_tokens = self.tokens.prompt,
             cached_tokens = self.tokens.cached,
@@ -386,10 +381,7 @@ pub(crate) async fn collect(mut running: Running) -> Result<(Vec<Answer>, Tokens
             answer.finish = Some(finish);
         }
     }
-    match running.refused.take() {
-        Some(error) => Err(error),
-        None => Ok((answers, running.tokens())),
-    }
+    Ok((answers, running.tokens()))
 }
 
 /// `finish_reason` in the OpenAI protocol.

@@ -13,7 +13,8 @@ use common::open;
 use proptest::prelude::*;
 use qwen_engine::{
     Constraint, Engine, EngineOptions, FinishReason, Fleet, FleetOptions, FleetOutputs, Grammar, GuardOptions,
-    Instance, LoadOptions, LoadedModel, Output, Place, Placement, Policy, Request, SamplingParams, Topology, Trust,
+    Instance, LoadOptions, LoadedModel, Output, Place, Placement, Policy, Pooling, Request, SamplingParams,
+    SubmitError, Topology, Trust,
 };
 use qwen_hal::{Device, Host, Plugin, Pool};
 
@@ -37,6 +38,7 @@ fn engine(device: Device, share: f64) -> Engine {
         max_seq_len: Some(128),
         max_sequences: 8,
         max_cached_tokens: Some(1024),
+        embeddings: true,
         ..LoadOptions::default()
     };
     let placement = Placement::from(device).with_fallback(cpu());
@@ -93,7 +95,14 @@ fn requests() -> Vec<Request> {
             constraint: Some(choice),
             ..Request::new(prompt(5, 7), SamplingParams { temperature: 1.0, ..greedy() })
         },
+        embedding(Pooling::Last),
+        embedding(Pooling::Mean),
     ]
+}
+
+fn embedding(pooling: Pooling) -> Request {
+    let sampling = SamplingParams { max_tokens: 0, ..SamplingParams::default() };
+    Request { embed: Some(pooling), ..Request::new((3..30).collect(), sampling) }
 }
 
 /// What a reader sees of an answer.
@@ -103,6 +112,7 @@ struct Seen {
     texts: Vec<String>,
     logprobs: Vec<String>,
     prompt: Option<String>,
+    vector: Option<Vec<u32>>,
     finish: FinishReason,
     counted: (usize, usize),
 }
@@ -118,6 +128,7 @@ fn read(mut answer: FleetOutputs) -> Seen {
         texts: outputs.iter().map(|output| output.text.clone()).collect(),
         logprobs: outputs.iter().map(|output| format!("{:?}", output.logprobs)).collect(),
         prompt: outputs.iter().find_map(|output| output.prompt_logprobs.as_ref()).map(|found| format!("{found:?}")),
+        vector: last.embedding.as_ref().map(|vector| vector.iter().map(|value| value.to_bits()).collect()),
         finish: last.finish.clone().unwrap(),
         counted: (timings.prompt_tokens, timings.generated_tokens),
     }
@@ -186,6 +197,15 @@ fn one_device_alone_is_waited_for() {
     let fleet = Fleet::start(vec![chip(CHIP, 0, vec![("lost", "400".into())], 0.0)], options()).unwrap();
     assert_eq!(ask(&fleet), undisturbed());
     assert!(fleet.moved() > 0 && fleet.instances()[0].last_reset.is_some());
+}
+
+#[test]
+fn what_was_accepted_is_taken_while_the_fleet_drains() {
+    let fleet = pair(Vec::new(), 0.0);
+    let expected = read(fleet.submit_from(embedding(Pooling::Mean), Place::default()).unwrap());
+    fleet.drain();
+    assert!(matches!(fleet.submit(embedding(Pooling::Mean), None), Err(SubmitError::Draining)));
+    assert_eq!(read(fleet.submit_later(embedding(Pooling::Mean), None)), expected);
 }
 
 #[test]

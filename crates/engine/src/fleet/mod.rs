@@ -301,8 +301,18 @@ impl Fleet {
         if in_flight >= limit {
             return Err(SubmitError::Overloaded { in_flight, limit });
         }
-        let from = by.map_or_else(Place::default, |address| self.0.topology.of_local_address(address));
-        self.submit_from(request, from)
+        self.submit_from(request, self.place_of(by))
+    }
+
+    /// A further part of work that was accepted before: it is taken when its outputs are asked for first, however many requests
+    /// there are and while the fleet drains, and waits for a device if there is none now.
+    #[must_use]
+    pub fn submit_later(&self, request: Request, by: Option<IpAddr>) -> FleetOutputs {
+        FleetOutputs::new(Arc::clone(&self.0), request, self.place_of(by), None)
+    }
+
+    fn place_of(&self, by: Option<IpAddr>) -> Place {
+        by.map_or_else(Place::default, |address| self.0.topology.of_local_address(address))
     }
 
     /// As [`Fleet::submit`], for a request that came in at a place.
