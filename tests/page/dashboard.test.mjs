@@ -59,21 +59,23 @@ test("devices, map and decisions are the server's own", async () => {
   });
 });
 
-/** Changes what the server says of itself. */
-async function pretend(page, change) {
-  await page.unroute("**/status");
+/** Gives a way to change what the server says of itself from now on. */
+async function pretender(page) {
+  let change = () => {};
   await page.route("**/status", async (route) => {
     const response = await route.fetch();
     const json = await response.json();
     change(json);
     await route.fulfill({ response, json });
   });
+  return (next) => { change = next; };
 }
 
 test("how far a device is trusted, and why, in both languages", async () => {
   await withPage(`${server.url}/#dashboard`, {}, async (page) => {
     const cell = (text) => page.locator("#devices tbody tr", { hasText: "cpu:0" }).locator("td", { hasText: text }).first();
     await cell("trusted").waitFor();
+    const pretend = await pretender(page);
     const cases = [
       ["throttled", "suspect", "throttled", "已降频", "in doubt, being tested", "存疑，正在检测"],
       ["unresponsive", "quarantined", "does not respond", "无响应", "quarantined", "已隔离"],
@@ -81,7 +83,7 @@ test("how far a device is trusted, and why, in both languages", async () => {
     ];
     for (const [status, trust, ...words] of cases) {
       const reason = "7 of 320 logits <b>differ</b>";
-      await pretend(page, (answer) => {
+      pretend((answer) => {
         answer.status = "degraded";
         Object.assign(answer.instances[0].device, { status, trust, reason });
       });
@@ -92,8 +94,9 @@ test("how far a device is trusted, and why, in both languages", async () => {
         await page.click("#language");
       }
     }
-    await pretend(page, (answer) => { answer.instances[0].device.reason = "it was slow"; });
+    pretend((answer) => { answer.instances[0].device.reason = "it was slow"; });
     await cell("trustedin doubt before: it was slow").waitFor();
+    await page.unrouteAll({ behavior: "wait" });
   });
 });
 
