@@ -37,7 +37,7 @@ mod topology;
 
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
-pub use fleet::{Build, Fleet, FleetError, FleetOptions, FleetOutputs, Instance, InstanceReport, Trust};
+pub use fleet::{Build, Epoch, Fleet, FleetError, FleetOptions, FleetOutputs, Instance, InstanceReport, Trust};
 pub use guard::{GuardOptions, KnownAnswer, is_no_room};
 pub use handle::{About, EngineHandle, Outputs, Progress, SubmitError};
 pub use kv_map::{KvMap, KvState};

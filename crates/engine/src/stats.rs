@@ -21,7 +21,7 @@ pub struct PoolStats {
     pub kv_backed: u64,
     /// The KV cache: blocks that nobody has, whether or not they have memory behind them yet.
     pub kv_free: u64,
-    /// The KV cache: the longest run of such blocks.
+    /// The KV cache: the longest run of such blocks, or the sum of several engines' longest.
     pub kv_largest_free: u64,
 }
 
@@ -39,7 +39,7 @@ impl PoolStats {
             step_buffers: self.step_buffers + other.step_buffers,
             kv_backed: self.kv_backed + other.kv_backed,
             kv_free: self.kv_free + other.kv_free,
-            kv_largest_free: self.kv_largest_free.max(other.kv_largest_free),
+            kv_largest_free: self.kv_largest_free + other.kv_largest_free,
         }
     }
 }

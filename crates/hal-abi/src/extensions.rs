@@ -144,7 +144,8 @@ pub struct qhal_collective_desc {
     /// What this rank gives.
     pub src: qhal_slice,
     /// What this rank gets. It may be the very source of all_reduce and broadcast; the source of all_gather may be this rank's part of it,
-    /// and it may be this rank's part of the source of reduce_scatter. Otherwise the two do not overlap.
+    /// and it may be this rank's part of the source of reduce_scatter. Otherwise the two do not overlap. Offsets are multiples of the
+    /// device's buffer alignment, so these two are in place only where a part's size is one too.
     pub dst: qhal_slice,
 }
 

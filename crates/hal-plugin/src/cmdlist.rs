@@ -1,7 +1,8 @@
 //! Command lists: what was recorded, and replays of it through the plugin's own launches and copies.
 //!
 //! A plugin says how a command is checked and enqueued ([`Commands`]) and gets the whole table ([`table`]), or keeps a [`CommandList`]
-//! itself. Recorded arguments are copied; patches are put in for one replay and taken out again. A replay allocates nothing.
+//! itself. Recorded arguments are copied; patches are put in for one replay and taken out again. A replay
+//! allocates nothing, unless it has more patches than any before.
 
 use std::marker::PhantomData;
 

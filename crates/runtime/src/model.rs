@@ -194,7 +194,8 @@ impl Model {
     fn programs_for(&self, result: StepResult) -> Result<Vec<Step>, RuntimeError> {
         let phases: &[Phase] = if self.phase_matters { &[Phase::Prefill, Phase::Decode] } else { &[Phase::Mixed] };
         let mut programs = Vec::new();
-        for phase in phases {
+        // Hidden states are asked for of prompts alone.
+        for phase in phases.iter().filter(|phase| result == StepResult::Logits || **phase != Phase::Decode) {
             for tokens in self.buckets(*phase) {
                 programs.push((*phase, tokens, self.compile(result, *phase, tokens)?));
             }

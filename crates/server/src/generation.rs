@@ -8,8 +8,8 @@ use std::time::{Instant, SystemTime};
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream, SelectAll};
 use qwen_engine::{
-    ClientKey, Constraint, FinishReason, Fleet, FleetOutputs, Logprobs, Output, Pooling, Request, SamplingParams,
-    SubmitError,
+    ClientKey, Constraint, Epoch, FinishReason, Fleet, FleetOutputs, Logprobs, Output, Pooling, Request,
+    SamplingParams, SubmitError,
 };
 
 use crate::Server;
@@ -128,6 +128,10 @@ pub(crate) struct Running {
     choices: Vec<Choice>,
     open: usize,
     n: usize,
+    /// Texts become vectors.
+    embeds: bool,
+    /// When it was accepted.
+    epoch: Epoch,
     begun: Instant,
     arrival: SystemTime,
     tokens: Tokens,
@@ -151,6 +155,19 @@ impl std::fmt::Debug for Running {
 /// If the client's limits are reached, or the engine refuses it.
 pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) -> Result<Running, ApiError> {
     let place = client.begin()?;
+    start_at(place, server, client, job).await
+}
+
+/// The same for a client that has its place already.
+///
+/// # Errors
+/// If the engine refuses the job.
+pub(crate) async fn start_at(
+    place: Place,
+    server: &Arc<Server>,
+    client: &Arc<Client>,
+    job: Job,
+) -> Result<Running, ApiError> {
     let model = server.admit(None)?;
     let (begun, arrival) = (Instant::now(), SystemTime::now());
     let mut requests = requests(server, client, &job, begun);
@@ -159,7 +176,12 @@ pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) 
     requests.iter().skip(EMBEDDED_AT_A_TIME).try_for_each(|request| model.engine.check(request))?;
     let at_once = if job.embed.is_some() { EMBEDDED_AT_A_TIME } else { usize::MAX };
     let rest = requests.split_off(at_once.min(count));
-    let (engine, by) = (model.engine.clone(), job.request_id.by);
+    let (engine, by, epoch) = (model.engine.clone(), job.request_id.by, model.engine.epoch());
+    let prompt = match job.embed {
+        // Those that wait count when they are submitted.
+        Some(_) => prompt_tokens(requests.iter().map(|request| &request.prompt)),
+        None => prompt_tokens(&job.prompts),
+    };
     let outputs = if job.constraint.is_some() {
         // Compiling a grammar may take as long as its budget.
         let submitted = tokio::task::spawn_blocking(move || submit(&engine, requests, by)).await;
@@ -175,7 +197,6 @@ pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) 
     };
     let parser = AnswerParser::new(job.parser.clone());
     let new = || Choice { parser: parser.clone(), tokens: 0, first: None, last: None };
-    let prompt = job.prompts.iter().map(|prompt| prompt.len() as u64).sum();
     server.life.enter();
     if job.embed.is_none() {
         server.metrics.started(&job.sampling, job.n);
@@ -187,6 +208,8 @@ pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) 
         choices: std::iter::repeat_with(new).take(count).collect(),
         open: count,
         n: job.n as usize,
+        embeds: job.embed.is_some(),
+        epoch,
         begun,
         arrival,
         tokens: Tokens { prompt, ..Tokens::default() },
@@ -194,6 +217,10 @@ pub(crate) async fn start(server: &Arc<Server>, client: &Arc<Client>, job: Job) 
         client: client.name.clone(),
         request_id: job.request_id,
     })
+}
+
+fn prompt_tokens<'a>(prompts: impl IntoIterator<Item = &'a Vec<u32>>) -> u64 {
+    prompts.into_iter().map(|prompt| prompt.len() as u64).sum()
 }
 
 fn of_choice(choice: usize, answer: FleetOutputs) -> BoxStream<'static, (usize, Output)> {
@@ -269,7 +296,9 @@ impl Running {
         let Some(request) = self.rest.next() else { return };
         let choice = self.choices.len() - self.rest.len() - 1;
         if let Ok(model) = self.server.model() {
-            self.outputs.push(of_choice(choice, model.engine.submit_later(request, self.request_id.by)));
+            self.tokens.prompt += prompt_tokens([&request.prompt]);
+            let answer = model.engine.submit_later(request, self.request_id.by, self.epoch);
+            self.outputs.push(of_choice(choice, answer));
         }
     }
 
@@ -303,8 +332,13 @@ impl Running {
             if at.is_multiple_of(self.n.max(1)) {
                 self.tokens.cached += timings.cached_tokens as u64;
             }
-            metrics.finished(finish, &timings, now - self.begun);
-            metrics.embedded(output.embedding.is_some());
+            let latency = now - self.begun;
+            if self.embeds {
+                let whole = (self.open == 0).then_some(latency);
+                metrics.embedded(output.embedding.is_some(), finish, &timings, whole);
+            } else {
+                metrics.finished(finish, &timings, latency);
+            }
             self.request_id.trace.ended(at, self.arrival, finish, &timings);
             if let FinishReason::Logits(reason) | FinishReason::Error(reason) | FinishReason::Device(reason) = finish {
                 tracing::error!(request_id = self.request_id.id, reason, "an answer ended by an error");

@@ -144,9 +144,25 @@ impl Metrics {
         }
     }
 
-    /// Whether what ended was the vector of a text.
-    pub(crate) fn embedded(&self, is_vector: bool) {
+    /// A text that was to become a vector, with the latency of the whole request if it was its last.
+    pub(crate) fn embedded(
+        &self,
+        is_vector: bool,
+        finish: &FinishReason,
+        timings: &RequestTimings,
+        latency: Option<Duration>,
+    ) {
         self.embeddings.fetch_add(u64::from(is_vector), Ordering::Relaxed);
+        self.finished.get_or_create(&Reason { finished_reason: finish.name().into() }).inc();
+        let h = &self.histograms;
+        if let Some(latency) = latency {
+            h.latency.observe(latency.as_secs_f64());
+        }
+        h.queue.observe(timings.queue.as_secs_f64());
+        h.prefill.observe(timings.prefill.as_secs_f64());
+        h.inference.observe((timings.prefill + timings.decode).as_secs_f64());
+        h.prompt.observe(timings.prompt_tokens as f64);
+        h.computed.observe(timings.prompt_tokens.saturating_sub(timings.cached_tokens) as f64);
     }
 
     /// Answers whose client went away.

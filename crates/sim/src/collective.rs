@@ -296,7 +296,8 @@ impl Comm {
         meeting.parts.push(part.clone());
         if meeting.parts.len() == members {
             meeting.parts.sort_by_key(|part| part.rank);
-            match exchange(&meeting.parts) {
+            // A rank whose part waits here may have lost its device meanwhile.
+            match self.lost(part).map_or_else(|| exchange(&meeting.parts), Err) {
                 Ok(()) => {
                     meeting.parts.clear();
                     meeting.done = true;
@@ -318,9 +319,9 @@ impl Comm {
             }
             let absent = state.meetings.get(&key).map(|meeting| self.absent(part, meeting)).unwrap_or_default();
             if state.failure.is_none()
-                && let Some(rank) = absent.iter().find(|rank| self.devices[**rank].alive().is_err())
+                && let Some(failure) = self.lost(part)
             {
-                state.fail(Failure::new(QHAL_ABORTED, format!("rank {rank} left the collective: its device is lost")));
+                state.fail(failure);
                 self.changed.notify_all();
             }
             if state.failure.is_none() && start.elapsed() >= self.timeout {
@@ -341,11 +342,22 @@ impl Comm {
 
     /// Ranks that a meeting waits for.
     fn absent(&self, part: &Part, meeting: &Meeting) -> Vec<usize> {
-        let expected: Vec<usize> = match part.lane {
+        let members = self.members(part).into_iter();
+        members.filter(|rank| meeting.parts.iter().all(|part| part.rank != *rank)).collect()
+    }
+
+    /// Ranks that take part.
+    fn members(&self, part: &Part) -> Vec<usize> {
+        match part.lane {
             Lane::All => (0..self.devices.len()).collect(),
             Lane::Pair { from, to } => vec![from, to],
-        };
-        expected.into_iter().filter(|rank| meeting.parts.iter().all(|part| part.rank != *rank)).collect()
+        }
+    }
+
+    /// Why nobody can finish, if a member's device is lost.
+    fn lost(&self, part: &Part) -> Option<Failure> {
+        let rank = self.members(part).into_iter().find(|rank| self.devices[*rank].alive().is_err())?;
+        Some(Failure::new(QHAL_ABORTED, format!("rank {rank} left the collective: its device is lost")))
     }
 }
 

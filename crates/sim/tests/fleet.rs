@@ -203,9 +203,19 @@ fn one_device_alone_is_waited_for() {
 fn what_was_accepted_is_taken_while_the_fleet_drains() {
     let fleet = pair(Vec::new(), 0.0);
     let expected = read(fleet.submit_from(embedding(Pooling::Mean), Place::default()).unwrap());
+    let epoch = fleet.epoch();
     fleet.drain();
     assert!(matches!(fleet.submit(embedding(Pooling::Mean), None), Err(SubmitError::Draining)));
-    assert_eq!(read(fleet.submit_later(embedding(Pooling::Mean), None)), expected);
+    assert_eq!(read(fleet.submit_later(embedding(Pooling::Mean), None, epoch)), expected);
+}
+
+#[test]
+fn what_was_accepted_before_all_was_cancelled_is_not_taken() {
+    let fleet = pair(Vec::new(), 0.0);
+    let epoch = fleet.epoch();
+    fleet.cancel_all();
+    let mut outputs = fleet.submit_later(embedding(Pooling::Mean), None, epoch);
+    assert!(matches!(outputs.blocking_recv().and_then(|output| output.finish), Some(FinishReason::Cancelled)));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use super::state::Event;
-use super::{Place, Shared};
+use super::{Epoch, Place, Shared};
 use crate::{FinishReason, Output, Outputs, Request, RequestId, RequestTimings, SubmitError};
 
 /// Times in a row that a request's device may fail before the next token, beyond one for each device there is.
@@ -36,7 +36,7 @@ pub struct FleetOutputs {
     /// Where the time went on devices that failed.
     before: Option<RequestTimings>,
     /// Raised by whoever ends all requests.
-    epoch: u64,
+    epoch: Epoch,
     done: bool,
 }
 
@@ -51,7 +51,7 @@ impl std::fmt::Debug for FleetOutputs {
 
 impl FleetOutputs {
     pub(super) fn new(fleet: Arc<Shared>, request: Request, from: Place, running: Option<(usize, Outputs)>) -> Self {
-        let epoch = fleet.cancelled.load(Ordering::Acquire);
+        let epoch = fleet.epoch();
         Self {
             fleet,
             request,
@@ -64,6 +64,11 @@ impl FleetOutputs {
             epoch,
             done: false,
         }
+    }
+
+    /// The same as part of what was accepted at `epoch`.
+    pub(super) fn of(self, epoch: Epoch) -> Self {
+        Self { epoch, ..self }
     }
 
     /// The next output; none after the one that has a finish reason. Nothing is lost if the future is dropped before it is
@@ -141,7 +146,7 @@ impl FleetOutputs {
         let give_up = Instant::now() + self.fleet.patience;
         loop {
             changes.borrow_and_update();
-            if self.fleet.cancelled.load(Ordering::Acquire) != self.epoch {
+            if self.fleet.epoch() != self.epoch {
                 return Some(FinishReason::Cancelled);
             }
             if self.request.deadline.is_some_and(|deadline| deadline <= Instant::now()) {

@@ -181,6 +181,10 @@ impl Seat {
     }
 }
 
+/// When work was accepted: everything of an epoch is cancelled at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Epoch(u64);
+
 struct Shared {
     about: Arc<About>,
     seats: Vec<Arc<Seat>>,
@@ -198,6 +202,10 @@ struct Shared {
 }
 
 impl Shared {
+    fn epoch(&self) -> Epoch {
+        Epoch(self.cancelled.load(Ordering::Acquire))
+    }
+
     fn tell(&self, message: Message) {
         // A supervisor that is gone ends with the fleet.
         let _ = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).send(message);
@@ -304,11 +312,18 @@ impl Fleet {
         self.submit_from(request, self.place_of(by))
     }
 
-    /// A further part of work that was accepted before: it is taken when its outputs are asked for first, however many requests
-    /// there are and while the fleet drains, and waits for a device if there is none now.
+    /// A further part of work that was accepted at `epoch`: it is taken when its outputs are asked for first, however many
+    /// requests there are and while the fleet drains, and waits for a device if there is none now. If all work has been cancelled
+    /// since, so is this.
     #[must_use]
-    pub fn submit_later(&self, request: Request, by: Option<IpAddr>) -> FleetOutputs {
-        FleetOutputs::new(Arc::clone(&self.0), request, self.place_of(by), None)
+    pub fn submit_later(&self, request: Request, by: Option<IpAddr>, epoch: Epoch) -> FleetOutputs {
+        FleetOutputs::new(Arc::clone(&self.0), request, self.place_of(by), None).of(epoch)
+    }
+
+    /// The time between two cancellations of all work.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.0.epoch()
     }
 
     fn place_of(&self, by: Option<IpAddr>) -> Place {

@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 use super::completions::Prompt;
 use crate::error::{ApiError, ErrorBody, Kind};
 use crate::gate::RequestId;
-use crate::generation::{Job, collect, start};
+use crate::generation::{Job, collect, start_at};
 use crate::input::body::Body;
 use crate::input::parameters::{Handling, Parameters, Row};
 use crate::keys::Client;
@@ -148,6 +148,8 @@ pub(crate) async fn embeddings(
             format!("dimensions: expected 1 to {hidden_size}, the size of this model's vectors, found {dimensions}");
         return Err(ApiError::invalid("dimensions", message));
     }
+    // Before the texts are tokenised, which may be a lot of work.
+    let place = client.begin()?;
     let options = EncodeOptions { add_special: request.add_special_tokens.unwrap_or(true), ..EncodeOptions::PROMPT };
     let texts = prompts(model, "input", &request.input, MAX_INPUTS, options).await?;
     let name = model.names.first().cloned().unwrap_or_default();
@@ -156,7 +158,7 @@ pub(crate) async fn embeddings(
         Some("prompt") => ApiError { param: Some("input".into()), ..error },
         _ => error,
     };
-    let running = start(&server, &client, job).await.map_err(about_input)?;
+    let running = start_at(place, &server, &client, job).await.map_err(about_input)?;
     let (answers, tokens) = collect(running).await?;
     let vectors = answers.into_iter().map(|answer| {
         let mut vector = answer.embedding.unwrap_or_default();
