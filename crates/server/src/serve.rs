@@ -47,16 +47,14 @@ pub enum ServeError {
     /// Certificates or key.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Where spans should go.
+    /// Where spans should go is no URL; what it is instead is not told, as it may hold a password.
     #[error(
-        "cannot send spans to {endpoint}: {reason}; expected a URL such as http://127.0.0.1:4318 with --otlp_endpoint"
+        "cannot send spans: otlp_endpoint: expected a URL such as http://127.0.0.1:4318, found another text; mend the setting"
     )]
-    Traces {
-        /// URL.
-        endpoint: String,
-        /// What is wrong.
-        reason: String,
-    },
+    Traces,
+    /// The SDK's exporter of spans can't be made.
+    #[error("cannot send spans: {0}; mend the variables OTEL_EXPORTER_OTLP_*, or leave otlp_endpoint out")]
+    Exporter(String),
     /// The system has no signals for us.
     #[error("cannot watch for signals: {0}")]
     Signal(std::io::Error),
@@ -100,10 +98,7 @@ pub async fn serve(
     let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Listen { address, source })?;
     let address = listener.local_addr().map_err(|source| ServeError::Listen { address, source })?;
     tell(Stage::Listening(address));
-    let tracing = Tracing::new(config.otlp_endpoint.as_deref()).map_err(|reason| {
-        let endpoint = config.otlp_endpoint.clone().unwrap_or_default();
-        ServeError::Traces { endpoint, reason }
-    })?;
+    let tracing = Tracing::new(config.otlp_endpoint.as_deref())?;
     let server = Arc::new(Server::new(config, keys, tracing));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let accepting = tokio::spawn(accept(Arc::clone(&server), listener, tls, stopped));

@@ -5,7 +5,7 @@
 //! may be written with hyphens or underscores, and by the aliases below.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use clap::{ArgAction, Command};
@@ -82,6 +82,7 @@ pub(super) fn layer(
     let mut layered = Layered::default();
     for word in words {
         let (word, name) = normalised(word);
+        let name = name.or_else(|| named_short(command, &word));
         layered.words.push(word);
         if let Some(name) = name {
             layered.sources.insert(name, Source::CommandLine);
@@ -124,6 +125,16 @@ fn normalised(word: OsString) -> (OsString, Option<String>) {
     };
     let word = value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}"));
     (word.into(), Some(name))
+}
+
+/// The name of the option that a word such as `-t`, `-t4` or `-t=4` gives. The word stays as it is: the parser knows it, and
+/// only what else is set must be told that it was given.
+fn named_short(command: &Command, word: &OsStr) -> Option<String> {
+    let text = word.to_string_lossy();
+    // Of `--name` it is a hyphen, which no option has.
+    let short = text.strip_prefix('-')?.chars().next()?;
+    let mut options = command.get_arguments().filter(|argument| argument.get_action().takes_values());
+    options.find(|argument| argument.get_short() == Some(short))?.get_long().map(str::to_owned)
 }
 
 fn config_path(words: &[OsString], settings: &BTreeMap<String, (Source, Vec<String>)>) -> Option<String> {
@@ -215,6 +226,28 @@ mod tests {
         let layered = layer(&command(), words(&format!("{line} --port 7 --max_seq_len=8")), environment()).unwrap();
         assert!(text(&layered).ends_with("--port 7 --max-seq-len=8 --origins=a --origins=b"), "{layered:?}");
         assert_eq!(layered.sources["max-seq-len"], Source::CommandLine);
+    }
+
+    #[test]
+    fn short_options_are_of_the_command_line() {
+        let command = || {
+            // As the program does: the parser's own options join then.
+            let mut command = super::super::options::command();
+            command.build();
+            command
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "threads = 8").unwrap();
+        for given in ["-t 4", "-t4", "-t=4"] {
+            let line = format!("x {given} --config {}", file.path().display());
+            let layered = layer(&command(), words(&line), [("QWEN_SERVER_PORT".into(), "5".into())]).unwrap();
+            assert_eq!(layered.sources["threads"], Source::CommandLine, "{given}");
+            assert_eq!(layered.sources["port"], Source::Environment);
+            let matches = command().try_get_matches_from(&layered.words).unwrap();
+            assert_eq!(matches.get_one::<u32>("threads"), Some(&4), "{given}");
+        }
+        let line = format!("x --config {}", file.path().display());
+        assert_eq!(layer(&command(), words(&line), []).unwrap().sources["threads"], Source::File);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, FromArgMatches};
-use qwen_server::{Stage, serve};
+use qwen_server::{Config, ServeError, Stage, serve};
 use tracing_subscriber::EnvFilter;
 
 use crate::entry;
@@ -47,13 +47,17 @@ fn parse(words: Vec<OsString>) -> Result<Result<(Options, Settings), CliError>, 
     Ok(Ok((options, settings(&matches, &layered))))
 }
 
-/// One line for each setting that is not the default. Keys stay secret.
+/// One line for each setting that is not the default. Keys stay secret, and what else a URL may hold of them.
 fn settings(matches: &ArgMatches, layered: &Layered) -> Settings {
     let line = |(name, source): (&String, &layers::Source)| {
         let id = name.replace('-', "_");
         let values = matches.try_get_raw(&id).ok().flatten()?;
         let values: Vec<_> = values.map(|value| value.to_string_lossy().into_owned()).collect();
-        let shown = if id == "api_key" { "(secret)".to_owned() } else { values.join(" ") };
+        let shown = match id.as_str() {
+            "api_key" => "(secret)".to_owned(),
+            "otlp_endpoint" => values.iter().map(|url| Config::shown_endpoint(url)).collect::<Vec<_>>().join(" "),
+            _ => values.join(" "),
+        };
         Some(format!("{id} = {shown} ({})", source.name()))
     };
     layered.sources.iter().filter_map(line).collect()
@@ -92,6 +96,7 @@ fn run(options: Options, settings: &Settings) -> Result<(), CliError> {
         .build()
         .map_err(CliError::Runtime)?;
     let name = options.model.model.clone();
+    let collector = traces::source(options.otlp_endpoint.as_deref(), |name| std::env::var(name).ok());
     let loading = Box::new(move || load::load(&options).map_err(|error| crate::error::sentence(&error)));
     let stage = |stage: Stage| match stage {
         Stage::Listening(address) => tell(&format!("listening on {scheme}://{address}, loading {name}")),
@@ -104,5 +109,25 @@ fn run(options: Options, settings: &Settings) -> Result<(), CliError> {
     let result = runtime.block_on(serve(config, keys, loading, stage));
     // Work that was left to itself must not hold up the end.
     runtime.shutdown_background();
-    Ok(result?)
+    match result {
+        // The server does not know which of three places the URL came from.
+        Err(ServeError::Traces) => Err(traces::no_url(collector)),
+        result => Ok(result?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_told() {
+        let url = "http://me:secret@a:4318/secret?key=secret";
+        let words = ["x", "--otlp_endpoint", url, "--api_key", "secret", "--port", "1"].map(OsString::from);
+        let (_, told) = parse(words.into()).unwrap().unwrap();
+        let told = told.join("\n");
+        assert!(told.contains("otlp_endpoint = http://a:4318 (command line)"), "{told}");
+        assert!(told.contains("port = 1 (command line)") && !told.contains("me:"), "{told}");
+        assert!(told.contains("api_key = (secret)") && told.matches("secret").count() == 1, "{told}");
+    }
 }

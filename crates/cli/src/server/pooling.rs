@@ -1,21 +1,33 @@
 //! How a model's texts become vectors: what the user says, else what the model says, else the last token.
+//!
+//! What a model says and is not built is refused: vectors made another way look like vectors, and are of no use for a search.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use qwen_engine::Pooling;
 use qwen_formats::Checkpoint;
 use qwen_models::files::{MAX_DESCRIPTION_BYTES, read_file};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use crate::error::CliError;
 
-/// Pooling of sentence-transformers, beside a checkpoint in Hugging Face layout.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct SentenceTransformers {
-    pooling_mode_mean_tokens: bool,
-    pooling_mode_lasttoken: bool,
-    pooling_mode_cls_token: bool,
+/// What comes after what, of sentence-transformers, beside a checkpoint in Hugging Face layout.
+const MODULES: &str = "modules.json";
+/// Its pooling.
+const POOLING: &str = "1_Pooling/config.json";
+
+/// A step from text to vector.
+#[derive(Debug, Deserialize)]
+struct Module {
+    /// A class of Python, such as `sentence_transformers.models.Transformer`.
+    #[serde(rename = "type")]
+    class: String,
+    /// Folder of what it needs.
+    #[serde(default)]
+    path: String,
 }
 
 /// The pooling that is wanted of a model; none: no embeddings.
@@ -40,16 +52,11 @@ pub(super) fn of_model(wanted: &str, path: &Path) -> Result<Option<Pooling>, Cli
     }
 }
 
-/// What the model says; an error is the name of a pooling that is not built.
-fn said_by(path: &Path) -> Result<Option<Pooling>, &'static str> {
-    let text = read_file(&path.join("1_Pooling/config.json"), MAX_DESCRIPTION_BYTES).unwrap_or_default();
-    if let Ok(said) = serde_json::from_slice::<SentenceTransformers>(&text) {
-        return match said {
-            SentenceTransformers { pooling_mode_mean_tokens: true, .. } => Ok(Some(Pooling::Mean)),
-            SentenceTransformers { pooling_mode_lasttoken: true, .. } => Ok(Some(Pooling::Last)),
-            SentenceTransformers { pooling_mode_cls_token: true, .. } => Err("pooling by the first token (cls)"),
-            _ => Ok(None),
-        };
+/// What the model says; an error is what was found that is not built, or can't be read.
+fn said_by(path: &Path) -> Result<Option<Pooling>, String> {
+    modules(&described::<Vec<Module>>(path, MODULES)?.unwrap_or_default())?;
+    if let Some(config) = described::<Map<String, Value>>(path, POOLING)? {
+        return pooling(&config);
     }
     // What is wrong with the file is told by loading it.
     let Ok(checkpoint) = Checkpoint::open(path) else { return Ok(None) };
@@ -61,8 +68,57 @@ fn said_by(path: &Path) -> Result<Option<Pooling>, &'static str> {
         None | Some(0) => Ok(None),
         Some(1) => Ok(Some(Pooling::Mean)),
         Some(3) => Ok(Some(Pooling::Last)),
-        Some(2) => Err("pooling by the first token (cls)"),
-        Some(_) => Err("a ranking model"),
+        Some(2) => Err("pooling by the first token (cls)".to_owned()),
+        Some(4) => Err("a ranking model".to_owned()),
+        Some(other) => Err(format!("the unknown pooling_type {other}")),
+    }
+}
+
+/// A description beside the model, if there is one.
+fn described<T: DeserializeOwned>(path: &Path, name: &str) -> Result<Option<T>, String> {
+    match read_file(&path.join(name), MAX_DESCRIPTION_BYTES) {
+        Ok(text) => {
+            serde_json::from_slice(&text).map(Some).map_err(|error| format!("{name} of another form ({error})"))
+        }
+        // The latter is so beside a GGUF file.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(format!("{name} that can't be read ({error})")),
+    }
+}
+
+/// Looks whether the steps are those that are built: vectors always get length 1, so that one may be there or not.
+fn modules(modules: &[Module]) -> Result<(), String> {
+    for Module { class, path } in modules {
+        match class.rsplit('.').next().unwrap_or_default() {
+            "Pooling" if !["", "1_Pooling"].contains(&path.trim_end_matches('/')) => {
+                return Err(format!("a pooling in {path} instead of 1_Pooling"));
+            }
+            "Transformer" | "Pooling" | "Normalize" => {}
+            other => return Err(format!("the module {other} in {MODULES}")),
+        }
+    }
+    Ok(())
+}
+
+/// The one pooling that a description chooses.
+fn pooling(config: &Map<String, Value>) -> Result<Option<Pooling>, String> {
+    let chosen = |(key, value): &(&String, &Value)| {
+        key.starts_with("pooling_mode_") && !matches!(value, Value::Bool(false) | Value::Null)
+    };
+    let modes: Vec<&str> = config.iter().filter(chosen).map(|(key, _)| key.as_str()).collect();
+    match modes.as_slice() {
+        // Newer versions have its name instead.
+        [] => match config.get("pooling_mode") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(mode)) if mode == "mean" => Ok(Some(Pooling::Mean)),
+            Some(Value::String(mode)) if mode == "lasttoken" => Ok(Some(Pooling::Last)),
+            Some(other) => Err(format!("pooling_mode {other}")),
+        },
+        ["pooling_mode_mean_tokens"] => Ok(Some(Pooling::Mean)),
+        ["pooling_mode_lasttoken"] => Ok(Some(Pooling::Last)),
+        ["pooling_mode_cls_token"] => Err("pooling by the first token (pooling_mode_cls_token)".to_owned()),
+        [other] => Err((*other).to_owned()),
+        several => Err(format!("several poolings ({})", several.join(", "))),
     }
 }
 
@@ -83,7 +139,43 @@ mod tests {
         assert_eq!((of("auto").unwrap(), of("last").unwrap()), (Some(Pooling::Mean), Some(Pooling::Last)));
         say(r#"{"pooling_mode_cls_token": true}"#);
         assert!(of("auto").unwrap_err().to_string().contains("first token"));
+        for (text, told) in [
+            (r#"{"pooling_mode_max_tokens": true}"#, "pooling_mode_max_tokens"),
+            (r#"{"pooling_mode_mean_tokens": true, "pooling_mode_lasttoken": true}"#, "several"),
+            (r#"{"pooling_mode": "max"}"#, "max"),
+            (r#"{"pooling_mode_mean_tokens": tru"#, "1_Pooling/config.json"),
+            ("[]", "1_Pooling/config.json"),
+        ] {
+            say(text);
+            let error = of("auto").unwrap_err().to_string();
+            assert!(error.contains(told) && error.contains("give --pooling"), "{error}");
+            assert_eq!(of("last").unwrap(), Some(Pooling::Last), "the user knows better");
+        }
+        say(r#"{"pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true, "include_prompt": true}"#);
+        assert_eq!(of("auto").unwrap(), Some(Pooling::Last));
+        say(r#"{"pooling_mode": "mean"}"#);
+        assert_eq!(of("auto").unwrap(), Some(Pooling::Mean));
+        say(r#"{"pooling_mode_mean_tokens": false}"#);
+        assert_eq!(of("auto").unwrap(), Some(Pooling::Last), "none is chosen");
         let gguf = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/gguf/llama.gguf");
         assert_eq!(of_model("auto", Path::new(gguf)).unwrap(), Some(Pooling::Last));
+    }
+
+    #[test]
+    fn modules_that_are_not_built_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |text: &str| {
+            std::fs::write(folder.path().join(MODULES), text).unwrap();
+            of_model("auto", folder.path()).map_err(|error| error.to_string())
+        };
+        let built = r#"[
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+            {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+        ]"#;
+        assert_eq!(of(built), Ok(Some(Pooling::Last)));
+        assert!(of(&built.replace("Normalize", "Dense")).unwrap_err().contains("the module Dense"));
+        assert!(of(&built.replace("\"1_Pooling\"", "\"2_Pooling\"")).unwrap_err().contains("2_Pooling"));
+        assert!(of("[").unwrap_err().contains(MODULES));
     }
 }

@@ -133,7 +133,7 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const MIN: bool, const W:
             products(0, 0, base);
         }
         for tile in 0..tiles.count {
-            let ask = ask.from_row(tile * W);
+            let ask = ask.starting_at(tile * W);
             let acc = acc.add(tile * W * 16);
             let words = tiles.words.as_ptr().add(tile * tiles.stride);
             let mut y = [_mm512_setzero_ps(); W];

@@ -263,7 +263,13 @@ impl Job<'_> {
             }
             let words = &terms.words[row * row_words + first_group * group_words * width..];
             let tiles = Tiles { width, count, words, stride: width * row_words };
-            products.multiply(format, tiles, wide, ask.from_row(row), &mut acc[row * PANEL..][..count * width * PANEL]);
+            products.multiply(
+                format,
+                tiles,
+                wide,
+                ask.starting_at(row),
+                &mut acc[row * PANEL..][..count * width * PANEL],
+            );
         }
     }
 
@@ -398,7 +404,7 @@ impl Products {
         let width = tiles.width;
         for (tile, acc) in acc.chunks_exact_mut(width * PANEL).enumerate() {
             let words = &tiles.words[tile * tiles.stride..][..wide.len() * format.group_words() * width];
-            self.multiply_one(format, width, wide, words, ask.from_row(tile * width), acc);
+            self.multiply_one(format, width, wide, words, ask.starting_at(tile * width), acc);
         }
     }
 

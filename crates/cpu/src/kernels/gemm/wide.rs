@@ -57,7 +57,7 @@ impl Ask {
         Self { next: std::ptr::null(), group_bytes: 0, out: std::ptr::null(), out_stride: 0 };
 
     /// The same for the rows from one on, without what is unpacked next if these are not the first.
-    pub(super) const fn from_row(self, row: usize) -> Self {
+    pub(super) const fn starting_at(self, row: usize) -> Self {
         let group_bytes = if row == 0 { self.group_bytes } else { 0 };
         Self { group_bytes, out: self.out.wrapping_add(row * self.out_stride), ..self }
     }
