@@ -1381,7 +1381,8 @@ typedef struct qhal_collective_desc {
     // What this rank gives.
     struct qhal_slice src;
     // What this rank gets. It may be the very source of all_reduce and broadcast; the source of all_gather may be this rank's part of it,
-    // and it may be this rank's part of the source of reduce_scatter. Otherwise the two do not overlap.
+    // and it may be this rank's part of the source of reduce_scatter. Otherwise the two do not overlap. Offsets are multiples of the
+    // device's buffer alignment, so these two are in place only where a part's size is one too.
     struct qhal_slice dst;
 } qhal_collective_desc;
 
