@@ -75,9 +75,10 @@ pub fn run(
         }
     }
     match answer.finish {
-        FinishReason::Logits(reason) | FinishReason::Error(reason) | FinishReason::Device(reason) => {
-            Err(CliError::Answer(reason))
-        }
+        FinishReason::Logits(reason)
+        | FinishReason::Grammar(reason)
+        | FinishReason::Error(reason)
+        | FinishReason::Device(reason) => Err(CliError::Answer(reason)),
         _ => Ok(answer),
     }
 }

@@ -2,10 +2,12 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser};
 use qwen_hal::loader::Loader;
+use qwen_hal::{Host, Plugin};
 use qwen_hal_check::children::{Children, child, parse_arguments};
 use qwen_hal_check::{Outcome, Record, Report, Selection, Subject, case_names};
 
@@ -144,16 +146,27 @@ pub fn run_as_child() -> bool {
 fn subject(plugin: &str, device: &str, threads: usize) -> Result<Subject, CliError> {
     let host = plugins::host(u32::try_from(threads).ok());
     if device.is_empty() {
-        let loader = Loader::new().named(plugin);
-        let candidates = loader.candidates();
-        let Some(candidate) = candidates.first() else {
-            return Err(CliError::input(plugin, "a plugin's library", "a folder without any", "name a libhal_*.so"));
-        };
-        return Ok(Subject::new(&loader.load(candidate, &host)?, 0)?);
+        return Ok(Subject::new(&load(plugin, &host)?, 0)?);
     }
     let name: DeviceName =
         device.parse().map_err(|found| CliError::input("--device", "NAME or NAME:N", found, "see `qwen devices`"))?;
-    let named = if plugin.is_empty() { Vec::new() } else { vec![PathBuf::from(plugin)] };
-    let plugin = plugins::find(&name.plugin, &plugins::places(&named), &host)?;
-    Ok(Subject::new(&plugin, name.index_in(&plugin)?)?)
+    let loaded = if plugin.is_empty() {
+        plugins::find(&name.plugin, &plugins::places(&[]), &host)?
+    } else {
+        load(plugin, &host)?
+    };
+    if loaded.name() != name.plugin {
+        let expected = format!("a device of {plugin}, whose name is {}", loaded.name());
+        return Err(CliError::input("--device", expected, device, "leave one of the two out, or name its device"));
+    }
+    Ok(Subject::new(&loaded, name.index_in(&loaded)?)?)
+}
+
+fn load(plugin: &str, host: &Host) -> Result<Arc<Plugin>, CliError> {
+    let loader = Loader::new().named(plugin);
+    let candidates = loader.candidates();
+    let Some(candidate) = candidates.first() else {
+        return Err(CliError::input(plugin, "a plugin's library", "a folder without any", "name a libhal_*.so"));
+    };
+    Ok(loader.load(candidate, host)?)
 }

@@ -92,7 +92,10 @@ pub enum FinishReason {
     Deadline,
     /// A logit was no number: the checkpoint or the device is damaged; the text says which.
     Logits(String),
-    /// The grammar allowed no token; the text is the reason.
+    /// The request's grammar can't be gone on with: it allows nothing, or takes more than its budget; the text is the reason, and
+    /// may quote the answer.
+    Grammar(String),
+    /// Something else went wrong; the text says what.
     Error(String),
     /// The device failed; the text is what it said. Another device can go on from the tokens so far ([`Request::resume`]).
     Device(String),
@@ -106,7 +109,7 @@ impl FinishReason {
             Self::EndOfText | Self::StopToken(_) | Self::StopText(_) => "stop",
             Self::Length => "length",
             Self::Cancelled | Self::Deadline => "abort",
-            Self::Logits(_) | Self::Error(_) | Self::Device(_) => "error",
+            Self::Logits(_) | Self::Grammar(_) | Self::Error(_) | Self::Device(_) => "error",
         }
     }
 }

@@ -242,7 +242,7 @@ impl Sequence {
         let mask = match self.constraint.as_deref_mut().map(ConstraintState::mask) {
             None => None,
             Some(Ok(mask)) => mask,
-            Some(Err(reason)) => return self.ended(FinishReason::Error(reason)),
+            Some(Err(reason)) => return self.ended(FinishReason::Grammar(reason)),
         };
         let sampled = match self.sampler.sample(row, forbidden, mask, scratch) {
             Ok(sampled) => sampled,
@@ -256,7 +256,7 @@ impl Sequence {
         let is_complete = match self.constraint.as_deref_mut().map(|constraint| constraint.accept(sampled.id)) {
             None => false,
             Some(Ok(is_complete)) => is_complete,
-            Some(Err(reason)) => return self.ended(FinishReason::Error(reason)),
+            Some(Err(reason)) => return self.ended(FinishReason::Grammar(reason)),
         };
         let params = self.sampler.params();
         let is_eos = !ignore_eos && facts.eos.binary_search(&sampled.id).is_ok();

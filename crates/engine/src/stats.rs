@@ -149,7 +149,7 @@ impl EngineStats {
             F::Length => self.finished_length += 1,
             F::Cancelled => self.finished_cancelled += 1,
             F::Deadline => self.finished_deadline += 1,
-            F::Logits(_) | F::Error(_) | F::Device(_) => self.finished_error += 1,
+            F::Logits(_) | F::Grammar(_) | F::Error(_) | F::Device(_) => self.finished_error += 1,
         }
     }
 

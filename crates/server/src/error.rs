@@ -167,12 +167,21 @@ impl ApiError {
                 None
             }
             FinishReason::Cancelled => {
-                Some(Self::new(Kind::Unavailable, "the request was cancelled: the server is shutting down"))
+                let message = "the request was cancelled: the server ends, or who runs it cancelled all requests";
+                Some(Self::new(Kind::Unavailable, message).retry_after(10))
             }
             FinishReason::Deadline => Some(Self::new(
                 Kind::Deadline,
                 "the request took longer than this server allows (--request_timeout); ask for fewer tokens",
             )),
+            FinishReason::Grammar(reason) => {
+                let message = format!(
+                    "{reason}: expected a grammar or schema that some text fulfils, found one that can't be gone on with; \
+                     look for a reference to itself that has no end"
+                );
+                // It may be of the form of the answer or of a tool.
+                Some(Self { param: None, ..Self::invalid("response_format", message).code("invalid_grammar") })
+            }
             FinishReason::Logits(reason) | FinishReason::Error(reason) => {
                 Some(Self::new(Kind::Internal, format!("the answer ended: {reason}")))
             }

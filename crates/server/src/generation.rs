@@ -173,8 +173,12 @@ pub(crate) async fn start_at(
     let mut requests = requests(server, client, &job, begun);
     let count = requests.len();
     // All are looked at before the first costs anything.
-    requests.iter().skip(EMBEDDED_AT_A_TIME).try_for_each(|request| model.engine.check(request))?;
-    let at_once = if job.embed.is_some() { EMBEDDED_AT_A_TIME } else { usize::MAX };
+    let at_once = match job.embed {
+        // A sixteenth of the queue at most: a job of many texts leaves room to others.
+        Some(_) => EMBEDDED_AT_A_TIME.min(model.engine.max_in_flight() / 16).max(1),
+        None => usize::MAX,
+    };
+    requests.iter().skip(at_once).try_for_each(|request| model.engine.check(request))?;
     let rest = requests.split_off(at_once.min(count));
     let (engine, by, epoch) = (model.engine.clone(), job.request_id.by, model.engine.epoch());
     let prompt = match job.embed {

@@ -62,7 +62,7 @@ pub enum ServeError {
     #[error("{0}")]
     Load(String),
     /// The model can't compute its first tokens.
-    #[error("the warm-up failed: {0}; --no_warmup starts without it")]
+    #[error("the warm-up failed: {0}; --warmup=false starts without it")]
     Warmup(String),
 }
 

@@ -178,6 +178,9 @@ fn liars_crashes_and_hangs_are_failures_of_their_cases() {
     let hung = failures(&report);
     assert!(code == 1 && hung.contains(&("0/streams/poll", "hung in this case for 1.5 s")), "{hung:?}");
     assert!(report["summary"]["passed"].as_u64().unwrap() >= 2, "{report}");
+    // Another plugin's device is not looked at in place of the one that was named.
+    let other = transcript(hal_check().args(["--level", "0", "--device", "cpu", "--plugin"]).arg(library(19)));
+    assert!(other.starts_with("exit 1") && other.contains("--device: expected a device of "), "{other}");
     // What can't be opened at all is one sentence.
     for (hostile, part) in [
         (5, "none for buffer_free, plan_launch"),

@@ -246,6 +246,11 @@ fn strict_functions_hold_when_the_model_calls_of_itself() {
     let (status, code, param, message) = server.refused(PATH, &request(json!({ "tools": [tool(true, &impossible)] })));
     assert_eq!((status, code.as_str(), param.as_str()), (400, "invalid_grammar", "tools"), "{message}");
     server.ok(PATH, &request(json!({ "tools": [tool(false, &impossible)] })));
+    // What turns out to have no end only on the way is the client's fault as well.
+    let endless = json!({ "$ref": "#" });
+    let forced = json!({ "tools": [tool(false, &endless)], "tool_choice": "required", "max_tokens": 200 });
+    let (status, code, _, message) = server.refused(PATH, &request(forced));
+    assert_eq!((status, code.as_str()), (400, "invalid_grammar"), "{message}");
     let wrong = json!({ "type": "function", "function": { "name": "f", "strict": "yes" } });
     assert_eq!(server.refused(PATH, &request(json!({ "tools": [wrong] }))).2, "tools[0]");
 }

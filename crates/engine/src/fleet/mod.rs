@@ -326,6 +326,12 @@ impl Fleet {
         self.0.epoch()
     }
 
+    /// Most requests that are taken at a time, waiting and running ones together.
+    #[must_use]
+    pub fn max_in_flight(&self) -> usize {
+        self.0.max_in_flight
+    }
+
     fn place_of(&self, by: Option<IpAddr>) -> Place {
         by.map_or_else(Place::default, |address| self.0.topology.of_local_address(address))
     }

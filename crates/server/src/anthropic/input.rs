@@ -116,7 +116,9 @@ pub(super) fn tools(list: &Value) -> Result<Value, ApiError> {
             return Err(ApiError::unsupported(param, message));
         }
         let mut function = Map::new();
-        for (theirs, ours) in [("name", "name"), ("description", "description"), ("input_schema", "parameters")] {
+        let names =
+            [("name", "name"), ("description", "description"), ("input_schema", "parameters"), ("strict", "strict")];
+        for (theirs, ours) in names {
             if let Some(value) = tool.get(theirs) {
                 function.insert(ours.into(), value.clone());
             }
