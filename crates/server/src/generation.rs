@@ -178,7 +178,7 @@ pub(crate) async fn start_at(
         Some(_) => EMBEDDED_AT_A_TIME.min(model.engine.max_in_flight() / 16).max(1),
         None => usize::MAX,
     };
-    requests.iter().skip(at_once).try_for_each(|request| model.engine.check(request))?;
+    requests.iter().try_for_each(|request| model.engine.check(request))?;
     let rest = requests.split_off(at_once.min(count));
     let (engine, by, epoch) = (model.engine.clone(), job.request_id.by, model.engine.epoch());
     let prompt = match job.embed {
