@@ -172,12 +172,12 @@ pub(crate) async fn start_at(
     let (begun, arrival) = (Instant::now(), SystemTime::now());
     let mut requests = requests(server, client, &job, begun);
     let count = requests.len();
-    // All are looked at before the first costs anything.
     let at_once = match job.embed {
         // A sixteenth of the queue at most: a job of many texts leaves room to others.
         Some(_) => EMBEDDED_AT_A_TIME.min(model.engine.max_in_flight() / 16).max(1),
         None => usize::MAX,
     };
+    // All are looked at before the first costs anything.
     requests.iter().try_for_each(|request| model.engine.check(request))?;
     let rest = requests.split_off(at_once.min(count));
     let (engine, by, epoch) = (model.engine.clone(), job.request_id.by, model.engine.epoch());

@@ -127,16 +127,11 @@ impl Metrics {
     }
 
     pub(crate) fn finished(&self, finish: &FinishReason, timings: &RequestTimings, latency: Duration) {
-        self.finished.get_or_create(&Reason { finished_reason: finish.name().into() }).inc();
+        self.ended(finish, timings);
         let h = &self.histograms;
         h.latency.observe(latency.as_secs_f64());
-        h.queue.observe(timings.queue.as_secs_f64());
-        h.prefill.observe(timings.prefill.as_secs_f64());
         h.decode.observe(timings.decode.as_secs_f64());
-        h.inference.observe((timings.prefill + timings.decode).as_secs_f64());
-        h.prompt.observe(timings.prompt_tokens as f64);
         h.generation.observe(timings.generated_tokens as f64);
-        h.computed.observe(timings.prompt_tokens.saturating_sub(timings.cached_tokens) as f64);
         if timings.generated_tokens > 1 {
             let mean = timings.decode.as_secs_f64() / (timings.generated_tokens - 1) as f64;
             h.per_token.observe(mean);
@@ -152,12 +147,17 @@ impl Metrics {
         timings: &RequestTimings,
         latency: Option<Duration>,
     ) {
+        self.ended(finish, timings);
         self.embeddings.fetch_add(u64::from(is_vector), Ordering::Relaxed);
+        if let Some(latency) = latency {
+            self.histograms.latency.observe(latency.as_secs_f64());
+        }
+    }
+
+    /// What answers and vectors have in common.
+    fn ended(&self, finish: &FinishReason, timings: &RequestTimings) {
         self.finished.get_or_create(&Reason { finished_reason: finish.name().into() }).inc();
         let h = &self.histograms;
-        if let Some(latency) = latency {
-            h.latency.observe(latency.as_secs_f64());
-        }
         h.queue.observe(timings.queue.as_secs_f64());
         h.prefill.observe(timings.prefill.as_secs_f64());
         h.inference.observe((timings.prefill + timings.decode).as_secs_f64());

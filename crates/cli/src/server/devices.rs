@@ -225,7 +225,11 @@ mod tests {
         let at = |seconds: u64| utc(UNIX_EPOCH + Duration::from_millis(1000 * seconds + 400));
         // By `date -u -d @N +%FT%TZ`.
         assert_eq!(at(0).as_deref(), Some("1970-01-01T00:00:00Z"));
+        assert_eq!(at(951_782_399).as_deref(), Some("2000-02-28T23:59:59Z"));
         assert_eq!(at(951_782_400).as_deref(), Some("2000-02-29T00:00:00Z"));
+        assert_eq!(at(1_709_251_199).as_deref(), Some("2024-02-29T23:59:59Z"));
+        assert_eq!(at(1_735_689_600).as_deref(), Some("2025-01-01T00:00:00Z"));
+        assert_eq!(at(4_107_542_400).as_deref(), Some("2100-03-01T00:00:00Z"));
         assert_eq!(at(1 << 40), None);
     }
 

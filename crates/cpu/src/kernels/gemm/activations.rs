@@ -115,6 +115,11 @@ pub(super) const fn padded_rows(rows: usize) -> usize {
     rows / MAX_WIDTH * MAX_WIDTH + tile_width(rows % MAX_WIDTH)
 }
 
+/// First row and width of each tile of `rows` rows.
+pub(super) fn tiles(rows: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
+    (0..rows).step_by(MAX_WIDTH).map(move |row| (row, tile_width(rows - row)))
+}
+
 /// Fills a tile of `width` rows, of which `rows` exist, with one term of their values.
 pub(super) fn round_tile(isa: Isa, format: Format, term: Term, rows: &[&[f32]], width: usize, tile: &mut [u32]) {
     debug_assert!(rows.len() <= width && width <= MAX_WIDTH);

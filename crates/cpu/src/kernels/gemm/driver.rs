@@ -4,7 +4,7 @@
 //! times some consecutive panels. Items of a block are consecutive, so each thread reads its weights as one stream.
 
 use super::activations::{
-    Format, MAX_WIDTH, Seconds, Term, count_groups, find_spikes, round_spikes, round_tile, set_words, tile_width,
+    Format, MAX_WIDTH, Seconds, Term, count_groups, find_spikes, round_spikes, round_tile, set_words, tiles,
 };
 use super::epilogue::{self, Store};
 use super::experts::{Block, active, blocks, max_slots};
@@ -310,11 +310,11 @@ impl<'a> Problem<'a> {
     /// Tiles of all rows.
     fn tiles(&self) -> impl Iterator<Item = RowTile> + Clone + Sync + use<'a> {
         active(&self.groups).flat_map(|expert| {
-            (0..expert.rows).step_by(MAX_WIDTH).map(move |first| RowTile {
+            tiles(expert.rows).map(move |(first, width)| RowTile {
                 slot: expert.first_slot + first,
                 first_row: expert.first_row + first,
-                count: MAX_WIDTH.min(expert.rows - first),
-                width: tile_width(expert.rows - first),
+                count: width.min(expert.rows - first),
+                width,
             })
         })
     }
@@ -401,7 +401,7 @@ impl<'a> Problem<'a> {
         let (k, row_words) = (self.x.cols, format.row_words(self.x.cols));
         let tiles = blocks(&self.groups, block_rows).flat_map(|block| {
             let count = spikes.of_block(block, k).rows.len();
-            (0..count).step_by(MAX_WIDTH).map(move |first| (block, first, tile_width(count - first)))
+            tiles(count).map(move |(first, width)| (block, first, width))
         });
         let shared = SharedMut::new(words);
         self.each(parallel, &tiles, &|(block, first, width)| {

@@ -2,7 +2,7 @@
 
 use qwen_formats::blocks;
 
-use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, tile_width};
+use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, tile_width, tiles};
 use super::experts::Block;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
@@ -325,11 +325,6 @@ impl Job<'_> {
     }
 }
 
-/// First row and width of each tile of some rows.
-fn tiles(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..rows).step_by(MAX_WIDTH).map(move |row| (row, tile_width(rows - row)))
-}
-
 /// Those groups of a stretch that are in a set, one behind the other.
 fn gather<'w>(set: &[u32], first_group: usize, wide: &'w [WideGroup], to: &'w mut [WideGroup]) -> &'w [WideGroup] {
     let mut count = 0;
@@ -353,15 +348,15 @@ struct Products {
     form: Form,
     /// Codes are unpacked as signed bytes, for tile registers.
     #[cfg(target_arch = "x86_64")]
-    tiles: Option<super::amx::Registers>,
+    registers: Option<super::amx::Registers>,
 }
 
 impl Products {
     fn new(isa: Isa, form: Form, path: Path) -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            let tiles = (path == Path::Tiles).then(super::amx::Registers::new);
-            Self { isa, form, tiles }
+            let registers = (path == Path::Tiles).then(super::amx::Registers::new);
+            Self { isa, form, registers }
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
@@ -374,7 +369,7 @@ impl Products {
         #[cfg(target_arch = "x86_64")]
         {
             let dtype = self.form.dtype;
-            if self.tiles.is_some() {
+            if self.registers.is_some() {
                 // SAFETY: the instructions were detected.
                 return unsafe { super::avx512::unpack::<0>(dtype, packed, wide) };
             }
@@ -397,7 +392,7 @@ impl Products {
     fn multiply(&mut self, format: Format, tiles: Tiles<'_>, wide: &[WideGroup], ask: Ask, acc: &mut [f32]) {
         let (halves, has_min) = (self.form.halves, self.form.has_min);
         #[cfg(target_arch = "x86_64")]
-        if let Some(registers) = &mut self.tiles {
+        if let Some(registers) = &mut self.registers {
             // SAFETY: the instructions were detected; lengths are checked inside.
             return unsafe { super::amx::multiply(registers, format, (halves, has_min), wide, tiles, ask, acc) };
         }
