@@ -133,7 +133,7 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const MIN: bool, const W:
             products(0, 0, base);
         }
         for tile in 0..tiles.count {
-            let ask = ask.starting_at(tile * W);
+            let ask = if tile == 0 { ask } else { Ask::NOTHING };
             let acc = acc.add(tile * W * 16);
             let words = tiles.words.as_ptr().add(tile * tiles.stride);
             let mut y = [_mm512_setzero_ps(); W];
@@ -143,9 +143,6 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const MIN: bool, const W:
             for step in 0..steps {
                 if step % SUBS == 0 {
                     ask.group(step / SUBS);
-                }
-                if step < W {
-                    ask.row(step);
                 }
                 let begun = base.add(buffer).cast::<i32>();
                 buffer = (buffer + 1) % BUFFERS;

@@ -86,9 +86,6 @@ unsafe fn tile<const HALVES: usize, const SUBS: usize, const MIN: bool, const W:
         }
         for (i, group) in wide.iter().enumerate() {
             ask.group(i);
-            if i < W {
-                ask.row(i);
-            }
             for sub in 0..SUBS {
                 let half = if HALVES == 2 { sub } else { 0 };
                 let scale = _mm512_load_ps(group.scale[half].as_ptr());

@@ -465,9 +465,7 @@ impl<'a> Problem<'a> {
         let first = panel * PANEL;
         let mut bias = [None; 2];
         for (side, segment) in used.iter().enumerate() {
-            let out =
-                (side + 1 == used.len()).then(|| self.out.row_ptr(block.first_row).wrapping_add(first_col + first));
-            self.job(segment, panel, block, words, worker, (side, out));
+            self.job(segment, panel, block, words, worker, side);
             let n = segment.layout.n();
             bias[side] =
                 segment.bias.map(|bias| &bias[block.expert * n + first..block.expert * n + n.min(first + PANEL)]);
@@ -494,7 +492,7 @@ impl<'a> Problem<'a> {
         block: Block,
         words: &Words<'_>,
         worker: &mut Worker<'_>,
-        (side, out): (usize, Option<*mut f32>),
+        side: usize,
     ) {
         let mode = Mode::of(&segment.layout, segment.compute);
         let (terms, spiked) = match mode {
@@ -502,8 +500,7 @@ impl<'a> Problem<'a> {
             _ => Default::default(),
         };
         let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
-        let (out, out_stride) = out.map_or((std::ptr::null(), 0), |out| (out.cast_const(), self.out.stride));
-        let job = Job { way: self.way, segment, mode, panel, block, terms, spiked, tokens: &tokens, out, out_stride };
+        let job = Job { way: self.way, segment, mode, panel, block, terms, spiked, tokens: &tokens };
         // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
         unsafe { job.run(worker, side) };
     }

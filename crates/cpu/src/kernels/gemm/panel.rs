@@ -88,10 +88,6 @@ pub(super) struct Job<'a> {
     pub(super) spiked: Option<Spiked<'a>>,
     /// Address of the activations of the block's `i`-th row.
     pub(super) tokens: &'a dyn Fn(usize) -> *const f32,
-    /// Where the panel's results for the first row will be written.
-    pub(super) out: *const f32,
-    /// From row to row; 0 if they are not to be asked for.
-    pub(super) out_stride: usize,
 }
 
 impl Job<'_> {
@@ -225,9 +221,7 @@ impl Job<'_> {
             products.unpack(packed, wide);
             // Behind the last stretch of a panel is the next panel; behind the last of a weight may be anything, which does no harm.
             let group_bytes = form.packed_block_bytes() / form.groups();
-            let out_stride = if i + 1 == stretches { self.out_stride } else { 0 };
-            let next = packed.as_ptr().wrapping_add(packed.len());
-            let ask = Ask { next, group_bytes, out: self.out, out_stride };
+            let ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
             self.tiles(&mut products, format, self.terms[0], first_group, wide, ask, acc);
             if self.terms[1].count == 0 {
                 continue;
@@ -250,7 +244,7 @@ impl Job<'_> {
         terms: Terms<'_>,
         first_group: usize,
         wide: &[WideGroup],
-        ask: Ask,
+        mut ask: Ask,
         acc: &mut [f32],
     ) {
         let group_words = format.group_words();
@@ -263,13 +257,8 @@ impl Job<'_> {
             }
             let words = &terms.words[row * row_words + first_group * group_words * width..];
             let tiles = Tiles { width, count, words, stride: width * row_words };
-            products.multiply(
-                format,
-                tiles,
-                wide,
-                ask.starting_at(row),
-                &mut acc[row * PANEL..][..count * width * PANEL],
-            );
+            products.multiply(format, tiles, wide, ask, &mut acc[row * PANEL..][..count * width * PANEL]);
+            ask = Ask::NOTHING;
         }
     }
 
@@ -389,7 +378,7 @@ impl Products {
         self.form.unpack(packed, wide);
     }
 
-    fn multiply(&mut self, format: Format, tiles: Tiles<'_>, wide: &[WideGroup], ask: Ask, acc: &mut [f32]) {
+    fn multiply(&mut self, format: Format, tiles: Tiles<'_>, wide: &[WideGroup], mut ask: Ask, acc: &mut [f32]) {
         let (halves, has_min) = (self.form.halves, self.form.has_min);
         #[cfg(target_arch = "x86_64")]
         if let Some(registers) = &mut self.registers {
@@ -399,7 +388,8 @@ impl Products {
         let width = tiles.width;
         for (tile, acc) in acc.chunks_exact_mut(width * PANEL).enumerate() {
             let words = &tiles.words[tile * tiles.stride..][..wide.len() * format.group_words() * width];
-            self.multiply_one(format, width, wide, words, ask.starting_at(tile * width), acc);
+            self.multiply_one(format, width, wide, words, ask, acc);
+            ask = Ask::NOTHING;
         }
     }
 

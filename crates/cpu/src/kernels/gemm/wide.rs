@@ -46,21 +46,10 @@ pub(super) struct Ask {
     pub(super) next: *const u8,
     /// Bytes of a packed group; 0 asks for nothing.
     pub(super) group_bytes: usize,
-    /// Where the first row's results will be written.
-    pub(super) out: *const f32,
-    /// Values from row to row; 0 asks for nothing.
-    pub(super) out_stride: usize,
 }
 
 impl Ask {
-    pub(super) const NOTHING: Self =
-        Self { next: std::ptr::null(), group_bytes: 0, out: std::ptr::null(), out_stride: 0 };
-
-    /// The same for the rows from one on, without what is unpacked next if these are not the first.
-    pub(super) const fn starting_at(self, row: usize) -> Self {
-        let group_bytes = if row == 0 { self.group_bytes } else { 0 };
-        Self { group_bytes, out: self.out.wrapping_add(row * self.out_stride), ..self }
-    }
+    pub(super) const NOTHING: Self = Self { next: std::ptr::null(), group_bytes: 0 };
 
     /// Asks for a group's lines.
     #[cfg(target_arch = "x86_64")]
@@ -71,17 +60,6 @@ impl Ask {
         for line in (0..self.group_bytes).step_by(64) {
             // SAFETY: asking reads nothing, so any address will do.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(line).cast()) };
-        }
-    }
-
-    /// Asks for a row's results, to be written.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(super) fn row(self, row: usize) {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        if self.out_stride > 0 {
-            // SAFETY: as above.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(self.out.wrapping_add(row * self.out_stride).cast()) };
         }
     }
 }
