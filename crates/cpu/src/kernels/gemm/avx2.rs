@@ -1,8 +1,13 @@
-//! AVX2 twins: integer products in pieces of eight rows, rounding of activations.
+//! AVX2 twins: integer products in pieces of eight outputs, rounding of activations.
 //!
-//! There is no exact unsigned x signed byte product with 32-bit sums; `vpmaddubsw` adds pairs in 16 bits. Codes are made signed,
-//! their magnitude multiplies activations that carry the sign: at most 2 x 128 x 127 a pair, which fits. `vpmaddwd` with ones
-//! then adds pairs of pairs. Five instructions per run of 4 inputs x 8 rows: bound by the integer pipes.
+//! `vpmaddubsw` multiplies unsigned codes with int8 activations and adds pairs in 16 bits. Codes of up to six bits stay unsigned, with
+//! their type's own offset, and several runs of 4 inputs fit 16 bits before `vpmaddwd` with ones widens them ([`together`]); the sum
+//! begins at minus the offset times the sum of the activations. Codes that need all eight bits are made signed: their magnitudes
+//! multiply activations that carry the sign, at most 2 x 128 x 127 a pair, and each run is widened by itself.
+//!
+//! [`tile`] takes a run of sixteen outputs at a time for four rows, so that a load of activations serves two registers of codes and one
+//! of codes four rows. Per row, group and eight outputs 8 products, 8 sums, and about 6 operations to widen and scale: 22 on the
+//! four vector pipes of 256 bits, for 512 products.
 
 use std::arch::x86_64::*;
 
@@ -24,80 +29,135 @@ pub(super) unsafe fn round_row(format: Format, term: Term, row: &[f32], slot: us
     activations::round_row(format, term, row, slot, width, tile);
 }
 
-/// Adds a stretch of a panel times a tile of `width` rows to `acc`.
+/// Most runs whose products with codes below twice `offset` add up to 16 bits: 2 x 127 x (2 x offset - 1) a run.
+const fn together(offset: u8) -> usize {
+    match offset {
+        0..=8 => RUNS,
+        9..=16 => 4,
+        17..=32 => 2,
+        _ => 1,
+    }
+}
+
+/// Adds a stretch of a panel times a tile of `width` rows to `acc`. Codes are unpacked with their type's own `offset`.
 ///
 /// # Safety
 /// The processor has AVX2, FMA.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[expect(clippy::too_many_arguments, reason = "what a tile is made of")]
 pub(super) unsafe fn multiply(
     format: Format,
     halves: usize,
     has_min: bool,
+    offset: u8,
     width: usize,
     wide: &[WideGroup],
     words: &[u32],
     acc: &mut [f32],
 ) {
+    macro_rules! call {
+        ($offset:literal) => {
+            match (format.subs, has_min) {
+                (1, false) => rows::<1, false, $offset>(halves, width, wide, words, acc),
+                (1, true) => rows::<1, true, $offset>(halves, width, wide, words, acc),
+                (_, false) => rows::<2, false, $offset>(halves, width, wide, words, acc),
+                (_, true) => rows::<2, true, $offset>(halves, width, wide, words, acc),
+            }
+        };
+    }
     // SAFETY: the caller's promise.
     unsafe {
-        match format.subs {
-            1 => tile::<1>(halves, has_min, width, wide, words, acc),
-            _ => tile::<2>(halves, has_min, width, wide, words, acc),
+        match offset {
+            2 => call!(2),
+            4 => call!(4),
+            8 => call!(8),
+            16 => call!(16),
+            32 => call!(32),
+            _ => call!(128),
         }
     }
 }
 
-#[inline]
+/// A tile four rows at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<const SUBS: usize>(
+unsafe fn rows<const SUBS: usize, const MIN: bool, const OFFSET: u8>(
     halves: usize,
-    has_min: bool,
     width: usize,
     wide: &[WideGroup],
     words: &[u32],
     acc: &mut [f32],
 ) {
-    let runs = RUNS / SUBS;
-    let sub_words = width * (runs + 3);
-    assert!(words.len() >= wide.len() * SUBS * sub_words && acc.len() >= width * PANEL);
-    let acc = acc.as_mut_ptr();
-    let top = _mm256_set1_epi8(-128);
-    let ones = _mm256_set1_epi16(1);
-    for rows in [0, 8] {
-        let mut at = words.as_ptr().cast::<i32>();
-        for group in wide {
-            for sub in 0..SUBS {
-                let half = if halves == 2 { sub } else { 0 };
-                // SAFETY: the assertion covers all that is read and written in this block.
-                unsafe {
-                    let scale = _mm256_load_ps(group.scale[half].as_ptr().add(rows));
-                    let min = _mm256_load_ps(group.min[half].as_ptr().add(rows));
-                    let mut codes = [top; RUNS];
-                    let mut magnitudes = [top; RUNS];
-                    for run in 0..runs {
-                        let stored = _mm256_load_si256(group.codes[sub * runs + run].as_ptr().add(rows).cast());
-                        codes[run] = _mm256_xor_si256(stored, top);
-                        magnitudes[run] = _mm256_abs_epi8(codes[run]);
-                    }
-                    let meta = at.add(width * runs);
-                    for t in 0..width {
-                        let mut sum = _mm256_setzero_si256();
-                        for run in 0..runs {
-                            let x = _mm256_set1_epi32(*at.add(t * runs + run));
-                            let x = _mm256_sign_epi8(x, codes[run]);
-                            let pairs = _mm256_maddubs_epi16(magnitudes[run], x);
-                            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+    assert!(words.len() >= wide.len() * SUBS * width * (RUNS / SUBS + 3) && acc.len() >= width * PANEL);
+    let mut at = words.as_ptr().cast::<i32>();
+    for group in wide {
+        for sub in 0..SUBS {
+            let half = if halves == 2 { sub } else { 0 };
+            // SAFETY: the assertion covers all that is read and written in this block; instructions by the caller's promise.
+            unsafe {
+                match width {
+                    1 => tile::<SUBS, MIN, OFFSET, 1>(group, sub, half, at, width, 0, acc.as_mut_ptr()),
+                    2 => tile::<SUBS, MIN, OFFSET, 2>(group, sub, half, at, width, 0, acc.as_mut_ptr()),
+                    _ => {
+                        for first in (0..width).step_by(4) {
+                            tile::<SUBS, MIN, OFFSET, 4>(group, sub, half, at, width, first, acc.as_mut_ptr());
                         }
-                        let y = acc.add(t * PANEL + rows);
-                        let scale = _mm256_mul_ps(scale, _mm256_set1_ps(*meta.add(t).cast::<f32>()));
-                        let mut sum = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), _mm256_loadu_ps(y));
-                        if has_min {
-                            sum = _mm256_fmadd_ps(min, _mm256_set1_ps(*meta.add(width + t).cast::<f32>()), sum);
-                        }
-                        _mm256_storeu_ps(y, sum);
                     }
-                    at = at.add(sub_words);
                 }
+                at = at.add(width * (RUNS / SUBS + 3));
+            }
+        }
+    }
+}
+
+/// A subgroup of sixteen outputs times `W` rows of a tile, from row `first` on.
+#[expect(clippy::needless_range_loop, reason = "registers by number: an iterator would move them through memory")]
+#[inline(always)]
+unsafe fn tile<const SUBS: usize, const MIN: bool, const OFFSET: u8, const W: usize>(
+    group: &WideGroup,
+    sub: usize,
+    half: usize,
+    words: *const i32,
+    width: usize,
+    first: usize,
+    acc: *mut f32,
+) {
+    let runs = RUNS / SUBS;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let meta = words.add(width * runs + first);
+        let mut sums = [[Rows8::splat32(0); 2]; W];
+        for t in 0..W {
+            sums[t] = [Rows8::begin::<OFFSET>(meta.add(2 * width + t)); 2];
+        }
+        for stage in (0..runs).step_by(together(OFFSET)) {
+            let mut parts = sums;
+            for t in 0..W {
+                parts[t] = [Rows8::open::<OFFSET>(sums[t][0]), Rows8::open::<OFFSET>(sums[t][1])];
+            }
+            for run in stage..runs.min(stage + together(OFFSET)) {
+                let codes = group.codes[sub * runs + run].as_ptr().cast::<u8>();
+                let codes = [Rows8::load(codes), Rows8::load(codes.add(32))];
+                for t in 0..W {
+                    let x = words.add((first + t) * runs + run);
+                    parts[t][0] = Rows8::step::<OFFSET>(parts[t][0], codes[0], x);
+                    parts[t][1] = Rows8::step::<OFFSET>(parts[t][1], codes[1], x);
+                }
+            }
+            for t in 0..W {
+                sums[t][0] = Rows8::close::<OFFSET>(sums[t][0], parts[t][0]);
+                sums[t][1] = Rows8::close::<OFFSET>(sums[t][1], parts[t][1]);
+            }
+        }
+        for t in 0..W {
+            for part in 0..2 {
+                let y = acc.add((first + t) * PANEL + 8 * part);
+                let scale = _mm256_load_ps(group.scale[half].as_ptr().add(8 * part));
+                let scale = _mm256_mul_ps(scale, _mm256_set1_ps(*meta.add(t).cast::<f32>()));
+                let mut sum = _mm256_fmadd_ps(scale, sums[t][part].to_float(), _mm256_loadu_ps(y));
+                if MIN {
+                    let min = _mm256_load_ps(group.min[half].as_ptr().add(8 * part));
+                    sum = _mm256_fmadd_ps(min, _mm256_set1_ps(*meta.add(width + t).cast::<f32>()), sum);
+                }
+                _mm256_storeu_ps(y, sum);
             }
         }
     }
@@ -234,25 +294,43 @@ impl Vector for Rows8 {
     }
     #[inline(always)]
     unsafe fn dot<const OFFSET: u8, const COUNT: usize>(sum: Self, codes: [Self; COUNT], x: *const i32) -> Self {
-        vector! {
-            let ones = _mm256_set1_epi16(1);
-            if OFFSET == 8 {
-                // Codes are below 16: eight pairs add up to at most 8 x 2 x 15 x 127, which fits 16 bits.
-                let mut pairs = _mm256_setzero_si256();
-                for (run, codes) in codes.into_iter().enumerate() {
-                    let products = _mm256_maddubs_epi16(codes.0, _mm256_set1_epi32(*x.add(run)));
-                    pairs = _mm256_add_epi16(pairs, products);
+        let mut sum = sum;
+        // SAFETY: as said.
+        unsafe {
+            for stage in (0..COUNT).step_by(together(OFFSET)) {
+                let mut part = Self::open::<OFFSET>(sum);
+                for run in stage..COUNT.min(stage + together(OFFSET)) {
+                    part = Self::step::<OFFSET>(part, codes[run], x.add(run));
                 }
-                return Self(_mm256_add_epi32(sum.0, _mm256_madd_epi16(pairs, ones)));
+                sum = Self::close::<OFFSET>(sum, part);
             }
-            let mut sum = sum.0;
-            for (run, codes) in codes.into_iter().enumerate() {
-                let codes = _mm256_xor_si256(codes.0, _mm256_set1_epi8(-128));
-                let x = _mm256_sign_epi8(_mm256_set1_epi32(*x.add(run)), codes);
-                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), x);
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-            }
-            Self(sum)
         }
+        sum
+    }
+    #[inline(always)]
+    unsafe fn open<const OFFSET: u8>(sum: Self) -> Self {
+        vector!(if OFFSET == 128 { sum } else { Self(_mm256_setzero_si256()) })
+    }
+    #[inline(always)]
+    unsafe fn step<const OFFSET: u8>(part: Self, codes: Self, x: *const i32) -> Self {
+        vector! {
+            let x = _mm256_set1_epi32(*x);
+            if OFFSET < 128 {
+                return Self(_mm256_add_epi16(part.0, _mm256_maddubs_epi16(codes.0, x)));
+            }
+            let codes = _mm256_xor_si256(codes.0, _mm256_set1_epi8(-128));
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+            Self(_mm256_add_epi32(part.0, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn close<const OFFSET: u8>(sum: Self, part: Self) -> Self {
+        vector! {
+            if OFFSET == 128 { part } else { Self(_mm256_add_epi32(sum.0, _mm256_madd_epi16(part.0, _mm256_set1_epi16(1)))) }
+        }
+    }
+    #[inline(always)]
+    fn together<const OFFSET: u8>() -> usize {
+        if OFFSET == 128 { RUNS } else { together(OFFSET) }
     }
 }

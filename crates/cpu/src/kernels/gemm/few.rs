@@ -60,10 +60,19 @@ pub(super) unsafe fn tile<V: Vector, S: Source, const SUBS: usize, const W: usiz
                     for t in 0..W {
                         sums[t] = S::begin::<V>(meta.add(2 * W + t));
                     }
-                    for run in 0..runs {
+                    let together = S::together::<V>();
+                    for first in (0..runs).step_by(together) {
+                        let mut parts = sums;
                         for t in 0..W {
-                            let codes = [weights.codes[sub * runs + run]];
-                            sums[t] = S::dot::<V, 1>(sums[t], codes, at.add(t * runs + run));
+                            parts[t] = S::open(sums[t]);
+                        }
+                        for run in first..runs.min(first + together) {
+                            for t in 0..W {
+                                parts[t] = S::step(parts[t], weights.codes[sub * runs + run], at.add(t * runs + run));
+                            }
+                        }
+                        for t in 0..W {
+                            sums[t] = S::close(sums[t], parts[t]);
                         }
                     }
                     for t in 0..W {

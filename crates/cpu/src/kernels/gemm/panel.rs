@@ -368,7 +368,7 @@ impl Products {
             }
             if self.isa == Isa::Avx2 {
                 // SAFETY: the instructions were detected.
-                return unsafe { super::avx2::unpack::<128>(dtype, packed, wide) };
+                return unsafe { super::avx2::unpack::<{ super::sources::OWN }>(dtype, packed, wide) };
             }
         }
         #[cfg(target_arch = "aarch64")]
@@ -405,8 +405,9 @@ impl Products {
                 ask.group(group);
             }
             if self.isa == Isa::Avx2 {
+                let offset = self.form.offset();
                 // SAFETY: as above.
-                return unsafe { super::avx2::multiply(format, halves, has_min, width, wide, words, acc) };
+                return unsafe { super::avx2::multiply(format, halves, has_min, offset, width, wide, words, acc) };
             }
         }
         #[cfg(target_arch = "aarch64")]

@@ -5,6 +5,9 @@ use super::form::{LEVELS, PANEL};
 use super::vector::{Group, Vector};
 use super::wide::{RUNS, WideGroup};
 
+/// In place of a number that is added to codes: the type's own offset, [`super::form::Form::offset`].
+pub(super) const OWN: u8 = u8::MAX;
+
 /// A quantised type.
 pub(super) trait Source {
     /// Bytes of a packed block.
@@ -21,7 +24,7 @@ pub(super) trait Source {
     /// A whole packed block at `block`; `group` below [`GROUPS`](Self::GROUPS); the caller has the vector's instructions.
     unsafe fn load<V: Vector>(block: *const u8, group: usize, part: usize) -> Group<V>;
 
-    /// Products of a term's runs, by the type's offset: `begin` and `dot` of [`Vector`].
+    /// Products of a term's runs, by the type's offset: the functions of [`Vector`] of these names.
     ///
     /// # Safety
     /// As there.
@@ -29,14 +32,24 @@ pub(super) trait Source {
     /// # Safety
     /// As there.
     unsafe fn dot<V: Vector, const COUNT: usize>(sum: V, codes: [V; COUNT], x: *const i32) -> V;
-    /// Codes plus `ZERO` in place of the type's own offset.
+    /// # Safety
+    /// As there.
+    unsafe fn open<V: Vector>(sum: V) -> V;
+    /// # Safety
+    /// As there.
+    unsafe fn step<V: Vector>(part: V, codes: V, x: *const i32) -> V;
+    /// # Safety
+    /// As there.
+    unsafe fn close<V: Vector>(sum: V, part: V) -> V;
+    fn together<V: Vector>() -> usize;
+    /// Codes plus `ZERO` in place of the type's own offset, or as they are for [`OWN`].
     ///
     /// # Safety
     /// The caller has the vector's instructions.
     unsafe fn with_zero_at<V: Vector, const ZERO: u8>(codes: V) -> V;
 }
 
-/// Unpacks whole packed blocks, codes plus `ZERO`.
+/// Unpacks whole packed blocks, codes plus `ZERO` (or [`OWN`]).
 ///
 /// # Safety
 /// The caller has the vector's instructions.
@@ -227,13 +240,13 @@ macro_rules! one_bit {
     }};
 }
 
-/// Low and high bits together, plus a constant.
+/// Low and high bits together.
 #[inline(always)]
-unsafe fn join<V: Vector>(low: [V; RUNS], high: [V; RUNS], add: u8) -> [V; RUNS] {
+unsafe fn join<V: Vector>(low: [V; RUNS], high: [V; RUNS]) -> [V; RUNS] {
     let mut codes = low;
     for i in 0..RUNS {
         // SAFETY: the caller has the instructions, here and below.
-        codes[i] = unsafe { low[i].or(high[i]).add8(V::splat8(add)) };
+        codes[i] = unsafe { low[i].or(high[i]) };
     }
     codes
 }
@@ -333,9 +346,28 @@ macro_rules! source {
                 unsafe { V::dot::<$offset, COUNT>(sum, codes, x) }
             }
             #[inline(always)]
+            unsafe fn open<V: Vector>(sum: V) -> V {
+                // SAFETY: the caller's promise.
+                unsafe { V::open::<$offset>(sum) }
+            }
+            #[inline(always)]
+            unsafe fn step<V: Vector>(part: V, codes: V, x: *const i32) -> V {
+                // SAFETY: the caller's promise.
+                unsafe { V::step::<$offset>(part, codes, x) }
+            }
+            #[inline(always)]
+            unsafe fn close<V: Vector>(sum: V, part: V) -> V {
+                // SAFETY: the caller's promise.
+                unsafe { V::close::<$offset>(sum, part) }
+            }
+            #[inline(always)]
+            fn together<V: Vector>() -> usize {
+                V::together::<$offset>()
+            }
+            #[inline(always)]
             unsafe fn with_zero_at<V: Vector, const ZERO: u8>(codes: V) -> V {
                 // SAFETY: the caller's promise.
-                if $offset == ZERO { codes } else { unsafe { codes.add8(V::splat8(ZERO.wrapping_sub($offset))) } }
+                if ZERO == OWN || ZERO == $offset { codes } else { unsafe { codes.add8(V::splat8(ZERO.wrapping_sub($offset))) } }
             }
         }
     };
@@ -345,11 +377,11 @@ source!(Q4_0, 18, 1, 1, false, 8, |V, rows, g| single(rows.nibbles::<V>(32), row
 source!(Q4_1, 20, 1, 1, true, 8, |V, rows, g| {
     with_min(rows.nibbles::<V>(64), 8.0, rows.half::<V>(0), rows.half::<V>(32))
 });
-source!(Q5_0, 22, 1, 1, false, 128, |V, rows, g| {
-    single(join(rows.nibbles::<V>(32), one_bit!(V, rows, 32 + 256, 4), 112), rows.half::<V>(0))
+source!(Q5_0, 22, 1, 1, false, 16, |V, rows, g| {
+    single(join(rows.nibbles::<V>(32), one_bit!(V, rows, 32 + 256, 4)), rows.half::<V>(0))
 });
-source!(Q5_1, 24, 1, 1, true, 128, |V, rows, g| {
-    let codes = join(rows.nibbles::<V>(64), one_bit!(V, rows, 64 + 256, 4), 112);
+source!(Q5_1, 24, 1, 1, true, 16, |V, rows, g| {
+    let codes = join(rows.nibbles::<V>(64), one_bit!(V, rows, 64 + 256, 4));
     with_min(codes, 16.0, rows.half::<V>(0), rows.half::<V>(32))
 });
 source!(Q8_0, 34, 1, 1, false, 128, |V, rows, g| {
@@ -369,14 +401,14 @@ source!(Q4K, 144, 8, 1, true, 8, |V, rows, g| {
     let (scale, min) = six_bit_scales::<V>(&rows, g);
     with_min(rows.nibbles::<V>(256 + 256 * g), 8.0, scale, min)
 });
-source!(Q5K, 176, 8, 1, true, 128, |V, rows, g| {
+source!(Q5K, 176, 8, 1, true, 16, |V, rows, g| {
     let (scale, min) = six_bit_scales::<V>(&rows, g);
     let at = 256 + 320 * g;
-    with_min(join(rows.nibbles::<V>(at), one_bit!(V, rows, at + 256, 4), 112), 16.0, scale, min)
+    with_min(join(rows.nibbles::<V>(at), one_bit!(V, rows, at + 256, 4)), 16.0, scale, min)
 });
-source!(Q6K, 210, 8, 2, false, 128, |V, rows, g| {
+source!(Q6K, 210, 8, 2, false, 32, |V, rows, g| {
     let at = 288 + 384 * g;
-    let codes = join(rows.nibbles::<V>(at), two_bits!(V, rows, at + 256, 4), 96);
+    let codes = join(rows.nibbles::<V>(at), two_bits!(V, rows, at + 256, 4));
     let (d, zero) = (rows.half::<V>(0), V::splat(0.0));
     let mut scale = [zero; 2];
     for (i, scale) in scale.iter_mut().enumerate() {
@@ -384,9 +416,8 @@ source!(Q6K, 210, 8, 2, false, 128, |V, rows, g| {
     }
     Group { codes, scale, min: [zero, zero] }
 });
-source!(Q2K, 84, 8, 2, true, 128, |V, rows, g| {
-    let low = two_bits!(V, rows, 320 + 128 * g, 0);
-    let codes = join(low, low, 126);
+source!(Q2K, 84, 8, 2, true, 2, |V, rows, g| {
+    let codes = two_bits!(V, rows, 320 + 128 * g, 0);
     let (d, dmin, zero) = (rows.half::<V>(0), rows.half::<V>(32), V::splat(0.0));
     let (mut scale, mut min) = ([zero; 2], [zero; 2]);
     for i in 0..2 {
@@ -397,9 +428,9 @@ source!(Q2K, 84, 8, 2, true, 128, |V, rows, g| {
     }
     Group { codes, scale, min }
 });
-source!(Q3K, 110, 8, 2, false, 128, |V, rows, g| {
+source!(Q3K, 110, 8, 2, false, 4, |V, rows, g| {
     let at = 224 + 192 * g;
-    let codes = join(two_bits!(V, rows, at, 0), one_bit!(V, rows, at + 128, 2), 124);
+    let codes = join(two_bits!(V, rows, at, 0), one_bit!(V, rows, at + 128, 2));
     let (d, zero) = (rows.half::<V>(0), V::splat(0.0));
     let mut scale = [zero; 2];
     for (i, scale) in scale.iter_mut().enumerate() {

@@ -56,6 +56,28 @@ pub(super) trait Vector: Copy {
     unsafe fn begin<const OFFSET: u8>(offset: *const i32) -> Self;
     /// `sum` plus the products of the runs with their words of four int8 activations at `x`.
     unsafe fn dot<const OFFSET: u8, const COUNT: usize>(sum: Self, codes: [Self; COUNT], x: *const i32) -> Self;
+
+    /// The same a run at a time: a part of a sum is opened, takes up to [`together`](Self::together) runs, and is closed.
+    #[inline(always)]
+    unsafe fn open<const OFFSET: u8>(sum: Self) -> Self {
+        sum
+    }
+    /// `part` plus the products of a run with its word at `x`.
+    #[inline(always)]
+    unsafe fn step<const OFFSET: u8>(part: Self, codes: Self, x: *const i32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::dot::<OFFSET, 1>(part, [codes], x) }
+    }
+    /// The sum that the part was opened for, with the part's products.
+    #[inline(always)]
+    unsafe fn close<const OFFSET: u8>(_sum: Self, part: Self) -> Self {
+        part
+    }
+    /// Runs that a part may take.
+    #[inline(always)]
+    fn together<const OFFSET: u8>() -> usize {
+        RUNS
+    }
 }
 
 /// A group of 32 inputs of [`Vector::ROWS`] rows.
