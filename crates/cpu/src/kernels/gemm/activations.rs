@@ -141,7 +141,7 @@ fn round_slot(isa: Isa, format: Format, term: Term, row: &[f32], slot: usize, wi
         }
         if isa == Isa::Avx2 {
             // SAFETY: the instruction set was detected.
-            return unsafe { super::avx2::round_row(format, term, row, slot, width, tile) };
+            return unsafe { super::avx2_round::round_row(format, term, row, slot, width, tile) };
         }
     }
     let _ = isa;
@@ -233,7 +233,7 @@ pub(super) const MAX_CODE: f32 = 127.0;
 /// Units of the second term in one of the first.
 pub(super) const SECOND: f32 = 256.0;
 
-/// The scalar twin; also compiled for AVX2, where it becomes vector code.
+/// The scalar twin.
 #[inline(always)]
 pub(super) fn round_row(format: Format, term: Term, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
     let group_words = format.group_words() * width;

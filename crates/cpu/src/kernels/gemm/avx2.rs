@@ -1,4 +1,4 @@
-//! AVX2 twins: integer products in pieces of eight outputs, rounding of activations.
+//! AVX2 twins: integer products in pieces of eight outputs.
 //!
 //! `vpmaddubsw` multiplies unsigned codes with int8 activations and adds pairs in 16 bits. Codes of up to six bits stay unsigned, with
 //! their type's own offset, and several runs of 4 inputs fit 16 bits before `vpmaddwd` with ones widens them ([`together`]); the sum
@@ -13,21 +13,12 @@ use std::arch::x86_64::*;
 
 use qwen_formats::DType;
 
-use super::activations::{self, Format, Term};
+use super::activations::Format;
 use super::few::few_rows_entry;
 use super::form::PANEL;
 use super::sources::{gemv_entry, unpack_entry};
 use super::vector::Vector;
 use super::wide::{RUNS, WideGroup};
-
-/// The scalar code, compiled for AVX2.
-///
-/// # Safety
-/// The processor has AVX2, FMA, F16C.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn round_row(format: Format, term: Term, row: &[f32], slot: usize, width: usize, tile: &mut [u32]) {
-    activations::round_row(format, term, row, slot, width, tile);
-}
 
 /// Most runs whose products with codes below twice `offset` add up to 16 bits: 2 x 127 x (2 x offset - 1) a run.
 const fn together(offset: u8) -> usize {
