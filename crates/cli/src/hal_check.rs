@@ -10,6 +10,7 @@ use qwen_hal::loader::Loader;
 use qwen_hal::{Host, Plugin};
 use qwen_hal_check::children::{Children, child, parse_arguments};
 use qwen_hal_check::{Outcome, Record, Report, Selection, Subject, case_names};
+use serde_json::json;
 
 use crate::console::{is_terminal, print_json, print_text};
 use crate::error::{CliError, sentence};
@@ -60,14 +61,14 @@ pub struct HalCheck {
     /// Show passed cases too
     #[arg(long)]
     verbose: bool,
-    /// Print one JSON object: `summary` and a record for each of `cases`
+    /// Print one JSON object: `summary` and a record for each of `cases`; with --list their names and levels
     #[arg(long, conflicts_with = "html")]
     json: bool,
     /// Print a page
     #[arg(long)]
     html: bool,
-    /// List the cases instead
-    #[arg(long)]
+    /// List the cases instead; they are the same for every plugin
+    #[arg(long, conflicts_with_all = ["plugin", "device", "html", "verbose", "threads", "limit"])]
     list: bool,
 }
 
@@ -89,6 +90,10 @@ impl HalCheck {
             return Err(CliError::input("--case", "part of a case's name", filter, "see --list"));
         }
         if self.list {
+            if self.json {
+                let case = |(name, level): &(String, u32)| json!({ "name": name, "level": level });
+                return print_json(&json!({ "cases": names.iter().map(case).collect::<Vec<_>>() }));
+            }
             return print_text(&names.iter().map(|(name, _)| format!("{name}\n")).collect::<String>());
         }
         let program = std::env::current_exe().map_err(CliError::file("this program", "find"))?;
@@ -113,7 +118,7 @@ impl HalCheck {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
         let ran = ran.map_err(CliError::Uncheckable)?;
-        let report = Report::new(ran.plugin, ran.device, self.level, ran.records);
+        let report = Report::new(ran.plugin, ran.device, self.level, self.case, ran.records);
         if self.json {
             print_json(&report)?;
         } else if self.html {

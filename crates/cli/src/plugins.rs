@@ -9,7 +9,7 @@ use std::time::Duration;
 use qwen_chips::Status;
 use qwen_dispatch::bandwidth_text;
 use qwen_engine::Placement;
-use qwen_hal::loader::{Candidate, Loader, PATH_VARIABLE, Prober, run_probe};
+use qwen_hal::loader::{Candidate, LoadError, Loader, PATH_VARIABLE, Prober, run_probe};
 use qwen_hal::{Device, Host, Plugin, Pool, abi};
 
 use crate::arguments::DeviceArguments;
@@ -279,8 +279,21 @@ pub fn places(named: &[PathBuf]) -> Loader {
 /// As [`places`]; each library is tried out in a child process before it is loaded.
 ///
 /// # Errors
-/// If `QWEN_HAL_PROBE_SECONDS` is not a number of seconds.
+/// If there is no plugin where one was named, or `QWEN_HAL_PROBE_SECONDS` is not a number of seconds.
 pub fn loader(named: &[PathBuf]) -> Result<Loader, CliError> {
+    for place in named {
+        match Loader::new().named(place).candidates().first() {
+            Some(Candidate { refused: Some(missing @ LoadError::Missing { .. }), .. }) => {
+                return Err(missing.clone().into());
+            }
+            Some(_) => {}
+            None => {
+                let help = "name a libhal_*.so, or a folder of such libraries";
+                let shown = place.display().to_string();
+                return Err(CliError::input(shown, "a plugin's library", "a folder without any", help));
+            }
+        }
+    }
     let loader = places(named);
     let Ok(program) = std::env::current_exe() else { return Ok(loader) };
     let mut prober = Prober::new(program, &[PROBE_ARGUMENT]);
@@ -332,8 +345,7 @@ pub fn find(name: &str, loader: &Loader, host: &Host) -> Result<Arc<Plugin>, Cli
 pub fn open(name: &DeviceName, named: &[PathBuf], threads: Option<u32>) -> Result<Device, CliError> {
     name.only()?;
     let host = host(threads);
-    // Without a plugin nothing is looked for.
-    let plugin = if name.plugin == CPU { cpu(&host)? } else { find(&name.plugin, &loader(named)?, &host)? };
+    let plugin = find(&name.plugin, &loader(named)?, &host)?;
     Ok(tuned(plugin.open(name.index_in(&plugin)?, &[])?))
 }
 

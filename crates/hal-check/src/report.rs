@@ -15,7 +15,7 @@ pub struct Summary {
     pub failed: usize,
     /// Cases that the plugin says it does not have.
     pub unsupported: usize,
-    /// Highest level of which no case failed, with all below; absent if level 0 has failures.
+    /// Highest level of which no case failed, with all below; absent if level 0 has failures, or only some cases ran.
     pub level_reached: Option<u32>,
 }
 
@@ -28,6 +28,8 @@ pub struct Report {
     pub device: String,
     /// Level that was asked for.
     pub level: u32,
+    /// Text that the names of cases had to contain: where it is there, only some ran.
+    pub filter: Option<String>,
     /// Counts.
     pub summary: Summary,
     /// A record for each case.
@@ -37,18 +39,30 @@ pub struct Report {
 impl Report {
     /// Counts the records of a run up to a level.
     #[must_use]
-    pub fn new(plugin: String, device: String, level: u32, cases: Vec<Record>) -> Self {
+    pub fn new(plugin: String, device: String, level: u32, filter: Option<String>, cases: Vec<Record>) -> Self {
         let count = |outcome: Outcome| cases.iter().filter(|record| record.outcome == outcome).count();
         let fails = |level: u32| cases.iter().any(|record| record.level == level && record.outcome == Outcome::Failed);
         let passes = |level: u32| cases.iter().any(|record| record.level == level && record.outcome == Outcome::Passed);
         let level_reached = (0..=level).take_while(|level| !fails(*level) && passes(*level)).last();
+        let level_reached = level_reached.filter(|_| filter.is_none());
         let summary = Summary {
             passed: count(Outcome::Passed),
             failed: count(Outcome::Failed),
             unsupported: count(Outcome::Unsupported),
             level_reached,
         };
-        Self { plugin, device, level, summary, cases }
+        Self { plugin, device, level, filter, summary, cases }
+    }
+
+    /// What the run says of levels.
+    fn verdict(&self) -> String {
+        match (&self.filter, self.summary.level_reached) {
+            (Some(filter), _) => {
+                format!("some cases of levels 0 to {}, by --case {filter}: no level is judged by them", self.level)
+            }
+            (None, Some(level)) => format!("level reached: {level}"),
+            (None, None) => "level reached: none".to_owned(),
+        }
     }
 
     /// Lines for people: failures and what is not supported in full, passes as a count; all of them if `verbose`.
@@ -72,9 +86,8 @@ impl Report {
             }
             text.push('\n');
         }
-        let Summary { passed, failed, unsupported, level_reached } = self.summary;
-        let reached = level_reached.map_or_else(|| "none".to_owned(), |level| level.to_string());
-        let _ = writeln!(text, "{passed} passed, {failed} failed, {unsupported} unsupported; level reached: {reached}");
+        let Summary { passed, failed, unsupported, .. } = self.summary;
+        let _ = writeln!(text, "{passed} passed, {failed} failed, {unsupported} unsupported; {}", self.verdict());
         text
     }
 
@@ -101,18 +114,18 @@ impl Report {
                 escape(&record.message)
             );
         }
-        let Summary { passed, failed, unsupported, level_reached } = self.summary;
-        let reached = level_reached.map_or_else(|| "none".to_owned(), |level| level.to_string());
+        let Summary { passed, failed, unsupported, .. } = self.summary;
         format!(
             "<!doctype html><meta charset=utf-8><title>Conformance of {plugin}</title>\n\
              <style>body{{font:14px sans-serif;margin:2em}}td,th{{padding:2px 8px;text-align:left;vertical-align:top}}\
              .f{{background:#fdd}}.u{{color:#777}}</style>\n\
              <h1>Conformance of {plugin}</h1><p>Device {device}, levels 0 to {level}: {passed} passed, {failed} failed, \
-             {unsupported} unsupported; level reached: {reached}.\n\
+             {unsupported} unsupported; {verdict}.\n\
              <table><tr><th>case<th>outcome<th>nmse<th>limit<th>max-abs<th>kernel<th>message\n{rows}</table>\n",
             plugin = escape(&self.plugin),
             device = escape(&self.device),
             level = self.level,
+            verdict = escape(&self.verdict()),
         )
     }
 }

@@ -11,7 +11,7 @@ const BF16: &str = "1/gemm/bf16.bf16";
 #[test]
 fn the_cpu_backend_passes() {
     let records = run_with_threads(&|threads| subject(&qwen_cpu::PLUGIN, threads), &Selection::level(3)).unwrap();
-    let report = Report::new("cpu".into(), "cpu:0".into(), 3, records);
+    let report = Report::new("cpu".into(), "cpu:0".into(), 3, None, records);
     assert_eq!(report.summary.failed, 0, "{}", report.text(false));
     assert_eq!(report.summary.level_reached, Some(3));
     assert!(report.summary.passed > 150, "{}", report.text(true));

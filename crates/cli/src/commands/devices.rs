@@ -10,7 +10,7 @@ use qwen_chips::{Catalogue, Chip, Dtype, DtypeSheet, Figure};
 use qwen_dispatch::{HardwareProfile, bandwidth_text};
 use qwen_formats::DType;
 use qwen_hal::abi;
-use qwen_hal::loader::Candidate;
+use qwen_hal::loader::{Candidate, LoadError, Source};
 use qwen_hal::{Device, Plugin, available_threads};
 use serde::Serialize;
 
@@ -189,7 +189,7 @@ impl Devices {
     /// Runs the command.
     ///
     /// # Errors
-    /// If a device can't be opened.
+    /// If the CPU can't be opened, or a plugin that was named is refused.
     pub fn run(self) -> Result<(), CliError> {
         if let Some(DevicesCommand::Explain(explain)) = self.command {
             return explain.run();
@@ -199,18 +199,27 @@ impl Devices {
         let report = |device: &Device| Report::new(device, &catalogue, self.refresh);
         let mut answer = Answer { devices: vec![report(&plugins::cpu(&host)?.open(0, &[])?)], plugins: Vec::new() };
         let loader = plugins::loader(&self.plugins)?;
+        let mut refused = None;
         for candidate in loader.candidates() {
             let report = match loader.load(&candidate, &host) {
                 Ok(plugin) => answer.add(&candidate, &plugin, &report),
-                Err(error) => PluginReport::new(&candidate, None, vec![sentence(&error)]),
+                Err(error) => {
+                    let report = PluginReport::new(&candidate, None, vec![sentence(&error)]);
+                    // Who names a plugin wants it; others are there or not.
+                    let wanted = candidate.source == Source::Named && !matches!(error, LoadError::Shadowed { .. });
+                    refused = refused.or(Some(error).filter(|_| wanted));
+                    report
+                }
             };
             answer.plugins.push(report);
         }
         if self.json {
-            return print_json(&answer);
+            print_json(&answer)?;
+        } else {
+            answer.devices.iter().try_for_each(print_report)?;
+            answer.plugins.iter().try_for_each(print_plugin)?;
         }
-        answer.devices.iter().try_for_each(print_report)?;
-        answer.plugins.iter().try_for_each(print_plugin)
+        refused.map_or(Ok(()), |error| Err(error.into()))
     }
 }
 

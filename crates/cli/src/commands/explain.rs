@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::Args;
 use qwen_dispatch::bandwidth_text;
-use qwen_engine::{Fallback, Placement};
+use qwen_engine::{EngineError, Fallback, Placement};
 use serde::Serialize;
 
 use crate::arguments::{ModelArgument, RuntimeArguments};
@@ -93,7 +93,13 @@ impl Explain {
         let placement = plugins::place(&self.runtime.place, model::file_bytes(&path))?;
         let mut options = model::options(&self.runtime, &Wish::default());
         options.max_seq_len = self.seq.or(options.max_seq_len);
-        let planned = qwen_engine::explain(&path, placement.clone(), &options)?;
+        let planned = qwen_engine::explain(&path, placement.clone(), &options).map_err(|error| match error {
+            // The error names what was given.
+            EngineError::Parameter { name: "max-seq-len", expected, found } if self.seq.is_some() => {
+                EngineError::Parameter { name: "--seq", expected, found }
+            }
+            other => other,
+        })?;
         let seq_len = u64::from(planned.max_seq_len);
         let catalogue = dispatch::catalogue()?;
         let choosers = Choosers::new(&catalogue, &placement, &planned)?;

@@ -32,6 +32,12 @@ fn decisions_are_told_before_anything_runs() {
     }
     let text =
         stdout(qwen().args(["devices", "explain", "--model", "gguf/llama.gguf"]).env("QWEN_CACHE", cache.path()));
+    for (option, named) in [("--seq", " --seq: expected 1 to"), ("--max-seq-len", " max-seq-len: expected 1 to")] {
+        let mut command = qwen();
+        command.args(["devices", "explain", "--model", "gguf/llama.gguf", option, "1000000"]);
+        let refused = transcript(command.env("QWEN_CACHE", cache.path()));
+        assert!(refused.starts_with("exit 1") && refused.contains(named), "{refused}");
+    }
     assert!(
         text.starts_with("cpu:0  qwen-cpu for cpu-") && text.contains("measured\nprefill  tokens 256, context 256\n"),
         "{text}"

@@ -64,6 +64,45 @@ fn devices_and_refused_plugins_are_listed() {
     );
 }
 
+/// Quotas of control groups are the standard library's matter; the mask is too, but can be set here.
+#[test]
+fn threads_are_those_that_the_process_may_use() {
+    let cache = tempfile::tempdir().unwrap();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    let first = allowed.trim().split([',', '-']).next().unwrap();
+    let mut command = Command::new("taskset");
+    command.args(["-c", first, qwen().get_program().to_str().unwrap(), "devices", "--json"]);
+    command.env("QWEN_CACHE", cache.path()).env_remove("QWEN_THREADS").env_remove("QWEN_HAL_PATH");
+    let answer: Value = serde_json::from_str(&stdout(&mut command)).unwrap();
+    assert_eq!((&answer["devices"][0]["device"], &answer["devices"][0]["threads"]), (&"cpu:0".into(), &1.into()));
+}
+
+#[test]
+fn a_plugin_that_was_named_and_is_not_used_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = tempfile::tempdir().unwrap();
+    let crash = folder.path().join("libhal_crash.so");
+    compile(&crash, 8);
+    let devices = |plugin: &Path| {
+        let mut command = qwen();
+        command.args(["devices", "--plugin"]).arg(plugin).env("QWEN_CACHE", folder.path());
+        transcript(&mut command)
+    };
+    let missing = devices(&folder.path().join("libhal_missing.so"));
+    assert!(missing.starts_with("exit 1") && missing.contains("check the path"), "{missing}");
+    let nothing = devices(empty.path());
+    assert!(nothing.starts_with("exit 1") && nothing.contains("found a folder without any"), "{nothing}");
+    // What there is is listed all the same.
+    let refused = devices(&crash);
+    assert!(refused.starts_with("exit 1") && refused.contains("cpu:0") && refused.contains("crashed"), "{refused}");
+    // Also where nobody asks for a device of it.
+    let mut generate = qwen();
+    generate.args(["generate", "--model", "models/qwen2", "--prompt", "a", "--max-tokens", "1", "--plugin"]);
+    let missing = transcript(generate.arg(folder.path().join("libhal_missing.so")));
+    assert!(missing.starts_with("exit 1") && missing.contains("check the path"), "{missing}");
+}
+
 #[test]
 fn a_device_is_chosen_by_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -198,7 +237,18 @@ fn other_forms_of_the_report() {
     assert!(html.starts_with("<!doctype html>") && html.contains("1/softmax/rows"), "{html}");
     let text = stdout(hal_check().args(["--device", "cpu", "--level", "1", "--case", "softmax/", "--verbose"]));
     assert!(text.contains("passed      1/softmax/rows  nmse"), "{text}");
+    assert!(text.contains("some cases of levels 0 to 1, by --case softmax/: no level is judged by them"), "{text}");
+    let part = check(&["--device", "cpu", "--case", "3/"], None).1;
+    assert_eq!((&part["filter"], &part["summary"]["level_reached"]), (&"3/".into(), &Value::Null));
     let list = stdout(hal_check().args(["--list", "--level", "3"]));
+    let json: Value = serde_json::from_str(&stdout(hal_check().args(["--list", "--json"]))).unwrap();
+    let listed = json["cases"].as_array().unwrap();
+    assert_eq!(listed.len(), list.lines().count());
+    assert!(listed.iter().all(|case| case["name"].as_str().unwrap().starts_with(&format!("{}/", case["level"]))));
+    for other in [&["--device", "cpu"][..], &["--plugin", "x.so"], &["--html"], &["--threads", "2"], &["--verbose"]] {
+        let refused = transcript(hal_check().arg("--list").args(other));
+        assert!(refused.starts_with("exit 2") && refused.contains("cannot be used with"), "{refused}");
+    }
     assert!(list.lines().count() > 200 && list.contains("3/collectives/all_reduce.8"), "{list}");
     insta::assert_snapshot!("help_qwen_hal_check", transcript(hal_check().arg("--help")));
     let wrong = transcript(hal_check().args(["--device", "cpu", "--case", "nothing of the kind"]));
