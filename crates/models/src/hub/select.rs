@@ -12,6 +12,9 @@ const SMALL_FILES: &[&str] = &[
     "chat_template.jinja",
     "additional_chat_templates/tool_use.jinja",
     "model.safetensors.index.json",
+    // How texts become vectors, of sentence-transformers.
+    "modules.json",
+    "1_Pooling/config.json",
 ];
 
 /// What is taken where a repository has several quantisations and none was named.
@@ -170,8 +173,13 @@ mod tests {
             "consolidated.safetensors",
             "pytorch_model.bin",
             "original/x.safetensors",
+            "modules.json",
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
         ];
-        let expected = ["config.json", "tokenizer.json", "model-1.safetensors"].map(str::to_owned).to_vec();
+        let expected =
+            ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json", "model-1.safetensors"];
+        let expected = expected.map(str::to_owned).to_vec();
         assert_eq!(chosen(&paths, None), Ok((expected, None)));
     }
 
