@@ -16,7 +16,7 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, T
 use llguidance::{Matcher, ParserFactory};
 use qwen_models::tokenizer::Tokenizer;
 
-use crate::{Constraint, EngineError, Grammar};
+use crate::{Constraint, EngineError, Grammar, gbnf_to_lark};
 
 /// Most bytes of the text of a grammar.
 pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
@@ -106,7 +106,7 @@ impl GrammarCompiler {
 fn source(grammar: &Grammar) -> Result<TopLevelGrammar, EngineError> {
     let bytes = match grammar {
         Grammar::JsonObject => 0,
-        Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+        Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) | Grammar::Gbnf(text) => text.len(),
         Grammar::Choice(texts) => texts.iter().map(|text| text.len() + 4).sum(),
     };
     if bytes > MAX_GRAMMAR_BYTES {
@@ -142,6 +142,9 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, EngineError> {
                 return Err(refused("the grammar is empty; a grammar has a rule \"start\""));
             }
             Ok(TopLevelGrammar::from_lark(text.clone()))
+        }
+        Grammar::Gbnf(text) => {
+            gbnf_to_lark(text).map(TopLevelGrammar::from_lark).map_err(|error| refused(format!("GBNF: {error}")))
         }
     }
 }

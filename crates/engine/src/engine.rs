@@ -363,7 +363,12 @@ impl Engine {
         self.limits().check_tokens(tokens)?;
         let max_seq_len = self.loaded.model.options().max_seq_len;
         if tokens.len() > max_seq_len as usize {
-            return Err(EngineError::ContextLength { prompt: tokens.len(), max_seq_len });
+            return Err(EngineError::ContextLength {
+                what: "prompt",
+                prompt: tokens.len(),
+                answer: false,
+                max_seq_len,
+            });
         }
         let mut kv = SequenceKv::default();
         let model = &mut self.loaded.model;

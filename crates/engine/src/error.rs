@@ -68,21 +68,27 @@ pub enum EngineError {
     EmptyPrompt,
     /// A prompt that does not fit.
     #[error(
-        "the prompt has {prompt} tokens, but the context has room for {max_seq_len} tokens in all, one of them for the \
-         answer; shorten the prompt or raise --max-seq-len"
+        "the {what} has {prompt} tokens, but the context has room for {max_seq_len} tokens in all{}; shorten the {what} or \
+         raise --max-seq-len", if *answer { ", one of them for the answer" } else { "" }
     )]
     ContextLength {
+        /// What does not fit: a prompt, or a text whose vector is wanted.
+        what: &'static str,
         /// Tokens of the prompt.
         prompt: usize,
+        /// Whether an answer is to follow.
+        answer: bool,
         /// Limit.
         max_seq_len: u32,
     },
     /// A request that would wait for ever.
     #[error(
-        "prompt and answer may take {tokens} tokens, {blocks} blocks of {block_size} in the KV cache, but it has {limit} \
+        "{what} may take {tokens} tokens, {blocks} blocks of {block_size} in the KV cache, but it has {limit} \
          blocks in all; ask for fewer tokens or load the model with a larger cache"
     )]
     CacheSize {
+        /// What does not fit: prompt and answer, or a text whose vector is wanted.
+        what: &'static str,
         /// Tokens of prompt and longest answer.
         tokens: usize,
         /// Blocks for them.

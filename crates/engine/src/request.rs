@@ -30,6 +30,8 @@ pub enum Grammar {
     Choice(Vec<String>),
     /// A text of a grammar in llguidance's Lark dialect.
     Lark(String),
+    /// A text of a grammar in llama.cpp's GBNF.
+    Gbnf(String),
 }
 
 /// A grammar for an answer.
@@ -237,13 +239,16 @@ impl Limits {
         }
         let max_seq_len = self.max_seq_len;
         if request.prompt.len() + usize::from(request.sampling.max_tokens > 0) > max_seq_len as usize {
-            return Err(EngineError::ContextLength { prompt: request.prompt.len(), max_seq_len });
+            let what = if request.embed.is_some() { "text" } else { "prompt" };
+            let answer = request.sampling.max_tokens > 0;
+            return Err(EngineError::ContextLength { what, prompt: request.prompt.len(), answer, max_seq_len });
         }
         let tokens = self.most_tokens(request);
         let blocks = (tokens as u32).div_ceil(self.block_size);
         if blocks > self.cache_blocks {
             let (block_size, limit) = (self.block_size, self.cache_blocks);
-            return Err(EngineError::CacheSize { tokens, blocks, block_size, limit });
+            let what = if request.embed.is_some() { "the text" } else { "prompt and answer" };
+            return Err(EngineError::CacheSize { what, tokens, blocks, block_size, limit });
         }
         if !request.resume.is_empty() {
             self.check_tokens(&request.resume)?;

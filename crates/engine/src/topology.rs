@@ -33,6 +33,23 @@ pub enum Distance {
     Unknown,
 }
 
+impl Distance {
+    /// Kinds of distances, from near to far.
+    pub const NAMES: [&'static str; 5] = ["same_switch", "same_root", "same_node", "other_node", "unknown"];
+
+    /// Which of [`Distance::NAMES`] it is.
+    #[must_use]
+    pub const fn kind(self) -> usize {
+        match self {
+            Self::SameSwitch => 0,
+            Self::SameRoot => 1,
+            Self::SameNode => 2,
+            Self::OtherNode(_) => 3,
+            Self::Unknown => 4,
+        }
+    }
+}
+
 /// Distance of nodes where the firmware says nothing: what it says for two sockets as a rule.
 const USUAL_NODE_DISTANCE: u32 = 21;
 /// Local addresses that are remembered.
@@ -70,12 +87,6 @@ impl Topology {
         let name =
             format!("{:04x}:{:02x}:{:02x}.{:x}", part(32, 0xffff_ffff), part(16, 0xff), part(8, 0xff), part(0, 0x7));
         self.of_device(&self.root.join("sys/bus/pci/devices").join(name))
-    }
-
-    /// Of a device that lies in this NUMA node and is not known otherwise.
-    #[must_use]
-    pub const fn of_node(node: u32) -> Place {
-        Place { bus: Vec::new(), node: Some(node) }
     }
 
     /// Of the interface that has this address.
@@ -206,5 +217,6 @@ mod tests {
         ];
         assert_eq!(found, expected);
         assert!(found.is_sorted());
+        assert_eq!(found.iter().map(|distance| distance.kind()).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     }
 }

@@ -70,7 +70,7 @@ fn fulfils(grammar: &Grammar, text: &str) -> bool {
             let digits = bytes.iter().take_while(|b| b.is_ascii_digit()).count();
             (2..=4).contains(&digits) && &bytes[digits..] == b"-ab"
         }
-        Grammar::Lark(_) => text == "yes!" || text == "no!",
+        Grammar::Lark(_) | Grammar::Gbnf(_) => text == "yes!" || text == "no!",
         Grammar::JsonSchema(_) => {
             let value: serde_json::Value = serde_json::from_str(text).unwrap();
             (0..=99).contains(&value["a"].as_i64().unwrap()) && ["x", "yy"].contains(&value["b"].as_str().unwrap())
@@ -84,6 +84,7 @@ fn grammars() -> Vec<Grammar> {
         Grammar::Choice(vec!["red".into(), "green \"light\"".into(), "\u{4e2d}".into()]),
         Grammar::Regex("[0-9]{2,4}-ab".into()),
         Grammar::Lark("start: (\"yes\" | \"no\") \"!\"".into()),
+        Grammar::Gbnf("root ::= (\"yes\" | no) \"!\" # which\nno ::= \"n\" [o]".into()),
         Grammar::JsonSchema(SCHEMA.into()),
         Grammar::JsonObject,
     ]
@@ -137,6 +138,9 @@ fn what_cannot_be_is_refused_with_a_reason_and_in_time() {
         Grammar::Regex("(a|b|ab)*{1,1000}(?=c)".into()),
         Grammar::Choice(vec![]),
         Grammar::Choice(vec!["a".into(), String::new()]),
+        Grammar::Gbnf("root ::= \"a".into()),
+        Grammar::Gbnf("root ::= other".into()),
+        Grammar::Gbnf(format!("root ::= {}", "(".repeat(10_000))),
         Grammar::JsonSchema("{".into()),
         Grammar::JsonSchema("7".into()),
         Grammar::JsonSchema("{\"type\": \"nothing\"}".into()),

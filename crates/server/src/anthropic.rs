@@ -53,6 +53,8 @@ pub(crate) struct MessagesFields {
     /// `{"type": "enabled" | "disabled"}`.
     #[schema(value_type = Option<Object>)]
     thinking: Option<Value>,
+    /// The same seed gives the same answer.
+    seed: Option<i64>,
 }
 
 const FIELDS: &[Row] = &[
@@ -128,12 +130,7 @@ fn stop_sequence(finish: &FinishReason) -> Value {
     }
 }
 
-async fn prepared(
-    server: &Server,
-    fields: &MessagesFields,
-    body: &Value,
-    request_id: &RequestId,
-) -> Result<Prepared, ApiError> {
+async fn prepared(server: &Server, fields: &MessagesFields, request_id: &RequestId) -> Result<Prepared, ApiError> {
     let (choice, parallel) = input::tool_choice(fields.tool_choice.as_ref())?;
     let chat = ChatFields {
         model: fields.model.clone(),
@@ -150,7 +147,7 @@ async fn prepared(
         temperature: fields.temperature,
         top_p: fields.top_p,
         top_k: fields.top_k,
-        seed: body.get("seed").and_then(Value::as_i64),
+        seed: fields.seed,
         stop: fields.stop_sequences.clone().map(crate::input::body::OneOrMany::Many),
         ..SamplingFields::default()
     };
@@ -182,7 +179,7 @@ pub(crate) async fn messages(
     if fields.max_tokens.is_none() {
         return Err(ApiError::invalid("max_tokens", "max_tokens: this protocol wants it; expected a number of tokens"));
     }
-    let prepared = prepared(&server, &fields, &body.value, &request_id).await?;
+    let prepared = prepared(&server, &fields, &request_id).await?;
     let id = new_id("msg_");
     let running = start(&server, &client, prepared.job).await?;
     let response = if fields.stream {
@@ -237,7 +234,7 @@ pub(crate) async fn count_tokens(
     body: Body<MessagesParameters>,
 ) -> Result<Response, ApiError> {
     let fields: MessagesFields = body.read()?;
-    let prepared = prepared(&server, &fields, &body.value, &request_id).await?;
+    let prepared = prepared(&server, &fields, &request_id).await?;
     let input_tokens = prepared.job.prompts.iter().map(Vec::len).sum();
     Ok(gate::tell_unknown(Json(TokenCount { input_tokens }).into_response(), &body.unknown))
 }

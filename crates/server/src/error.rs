@@ -125,6 +125,13 @@ impl ApiError {
         Self { code: Some("unsupported_parameter"), ..Self::invalid(param, message) }
     }
 
+    /// An error about one of several texts of a parameter: the number tells which.
+    #[must_use]
+    pub fn of_one(self, param: &str, index: usize) -> Self {
+        let param = format!("{param}[{index}]");
+        Self { message: format!("{param}: {}", self.message), param: Some(param), ..self }
+    }
+
     /// With a code for programs.
     #[must_use]
     pub const fn code(mut self, code: &'static str) -> Self {
@@ -179,8 +186,7 @@ impl ApiError {
                     "{reason}: expected a grammar or schema that some text fulfils, found one that can't be gone on with; \
                      look for a reference to itself that has no end"
                 );
-                // It may be of the form of the answer or of a tool.
-                Some(Self { param: None, ..Self::invalid("response_format", message).code("invalid_grammar") })
+                Some(Self::invalid("response_format", message).code("invalid_grammar"))
             }
             FinishReason::Logits(reason) | FinishReason::Error(reason) => {
                 Some(Self::new(Kind::Internal, format!("the answer ended: {reason}")))

@@ -21,6 +21,8 @@ use crate::keys::{Client, Place};
 /// What is to be generated.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
+    /// The parameter that the prompts were made of.
+    pub prompt_param: &'static str,
     /// Prompts.
     pub prompts: Vec<Vec<u32>>,
     /// Answers per prompt.
@@ -50,19 +52,47 @@ const EMBEDDED_AT_A_TIME: usize = 64;
 
 impl Job {
     /// Vectors of texts.
-    pub(crate) fn embed(prompts: Vec<Vec<u32>>, pooling: Pooling, request_id: RequestId) -> Self {
+    pub(crate) fn embed(prompts: Vec<Vec<u32>>, pooling: Pooling, priority: i32, request_id: RequestId) -> Self {
         Self {
+            prompt_param: "input",
             prompts,
             n: 1,
             sampling: SamplingParams { max_tokens: 0, ..SamplingParams::default() },
             prompt_logprobs: None,
             constraint: None,
             grammar_param: "response_format",
-            priority: 0,
+            priority,
             salt: 0,
             parser: ParserOptions::default(),
             embed: Some(pooling),
             request_id,
+        }
+    }
+}
+
+/// What errors about one of a job's prompts must tell.
+#[derive(Debug, Clone, Copy)]
+struct Names {
+    prompt: &'static str,
+    grammar: &'static str,
+    /// Whether there is more than one.
+    several: bool,
+    /// Answers of each prompt.
+    n: usize,
+}
+
+impl Names {
+    /// An error of an answer's request, by the name of the parameter, and which of several it is about.
+    fn tell(self, choice: usize, error: ApiError) -> ApiError {
+        let about_prompt = error.param.as_deref() == Some("prompt");
+        if error.code == Some("invalid_grammar") {
+            ApiError { param: Some(self.grammar.into()), ..error }
+        } else if self.several && (about_prompt || error.kind == Kind::Internal) {
+            error.of_one(self.prompt, choice / self.n.max(1))
+        } else if about_prompt {
+            ApiError { param: Some(self.prompt.into()), ..error }
+        } else {
+            error
         }
     }
 }
@@ -128,6 +158,7 @@ pub(crate) struct Running {
     choices: Vec<Choice>,
     open: usize,
     n: usize,
+    names: Names,
     /// Texts become vectors.
     embeds: bool,
     /// When it was accepted.
@@ -177,8 +208,16 @@ pub(crate) async fn start_at(
         Some(_) => EMBEDDED_AT_A_TIME.min(model.engine.max_in_flight() / 16).max(1),
         None => usize::MAX,
     };
+    let names = Names {
+        prompt: job.prompt_param,
+        grammar: job.grammar_param,
+        several: job.prompts.len() > 1,
+        n: job.n as usize,
+    };
     // All are looked at before the first costs anything.
-    requests.iter().try_for_each(|request| model.engine.check(request))?;
+    for (choice, request) in requests.iter().enumerate() {
+        model.engine.check(request).map_err(|error| names.tell(choice, error.into()))?;
+    }
     let rest = requests.split_off(at_once.min(count));
     let (engine, by, epoch) = (model.engine.clone(), job.request_id.by, model.engine.epoch());
     let prompt = match job.embed {
@@ -189,16 +228,11 @@ pub(crate) async fn start_at(
     let outputs = if job.constraint.is_some() {
         // Compiling a grammar may take as long as its budget.
         let submitted = tokio::task::spawn_blocking(move || submit(&engine, requests, by)).await;
-        let submitted = submitted.map_err(|_| ApiError::new(Kind::Internal, "the grammar's compiler failed"))?;
-        submitted.map_err(|error| match ApiError::from(error) {
-            error if error.code == Some("invalid_grammar") => {
-                ApiError { param: Some(job.grammar_param.into()), ..error }
-            }
-            error => error,
-        })?
+        submitted.map_err(|_| ApiError::new(Kind::Internal, "the grammar's compiler failed"))?
     } else {
-        submit(&engine, requests, by)?
+        submit(&engine, requests, by)
     };
+    let outputs = outputs.map_err(|(choice, error)| names.tell(choice, error.into()))?;
     let parser = AnswerParser::new(job.parser.clone());
     let new = || Choice { parser: parser.clone(), tokens: 0, first: None, last: None };
     server.life.enter();
@@ -212,6 +246,7 @@ pub(crate) async fn start_at(
         choices: std::iter::repeat_with(new).take(count).collect(),
         open: count,
         n: job.n as usize,
+        names,
         embeds: job.embed.is_some(),
         epoch,
         begun,
@@ -254,9 +289,12 @@ fn requests(server: &Server, client: &Client, job: &Job, begun: Instant) -> Vec<
     requests
 }
 
-fn submit(engine: &Fleet, requests: Vec<Request>, by: Option<IpAddr>) -> Result<Vec<FleetOutputs>, SubmitError> {
+type Submitted = Result<Vec<FleetOutputs>, (usize, SubmitError)>;
+
+fn submit(engine: &Fleet, requests: Vec<Request>, by: Option<IpAddr>) -> Submitted {
     // Answers of a job that is refused half way are dropped, which cancels what was submitted.
-    requests.into_iter().map(|request| engine.submit(request, by)).collect()
+    let submit = |(choice, request)| engine.submit(request, by).map_err(|error| (choice, error));
+    requests.into_iter().enumerate().map(submit).collect()
 }
 
 impl Running {
@@ -295,6 +333,11 @@ impl Running {
         }
     }
 
+    /// What the end of an answer means, if it means failure.
+    pub(crate) fn error_of(&self, choice: usize, finish: &FinishReason) -> Option<ApiError> {
+        ApiError::of_finish(finish).map(|error| self.names.tell(choice, error))
+    }
+
     /// Takes one of those that wait, in the place of one that has ended.
     fn submit_next(&mut self) {
         let Some(request) = self.rest.next() else { return };
@@ -314,8 +357,9 @@ impl Running {
         let thought = choice.parser.is_thinking();
         choice.parser.push(&output.text, &mut pieces);
         let thinking = thought || choice.parser.is_thinking();
-        if output.finish.is_some() {
-            choice.parser.finish(&mut pieces);
+        if let Some(finish) = &output.finish {
+            let cut = matches!(finish, FinishReason::Length | FinishReason::StopText(_));
+            choice.parser.finish(cut, &mut pieces);
         }
         let ends = matches!(output.finish, Some(FinishReason::EndOfText | FinishReason::StopToken(_)));
         let token = output.token.map(|id| Token { id, logprobs: output.logprobs, thinking, end: ends });
@@ -413,7 +457,7 @@ pub(crate) async fn collect(mut running: Running) -> Result<(Vec<Answer>, Tokens
         answer.prompt_logprobs = event.prompt_logprobs.or(answer.prompt_logprobs.take());
         answer.embedding = event.embedding.or(answer.embedding.take());
         if let Some(finish) = event.finish {
-            if let Some(error) = ApiError::of_finish(&finish) {
+            if let Some(error) = running.error_of(event.choice, &finish) {
                 return Err(error);
             }
             answer.finish = Some(finish);

@@ -125,7 +125,7 @@ impl Keys {
     /// Keys given in the open (as an argument or variable) and entries of a file.
     ///
     /// # Errors
-    /// If an entry has no proper hash.
+    /// If an entry has no proper hash, or a key is empty or given twice.
     pub fn new(open: &[String], entries: &[KeyEntry]) -> Result<Self, KeyError> {
         let mut clients = Vec::new();
         for (number, key) in (1..).zip(open) {
@@ -138,6 +138,17 @@ impl Keys {
                 problem: "sha256: expected 64 hexadecimal digits; make them with `printf %s KEY | sha256sum`".into(),
             })?;
             clients.push(Arc::new(client(entry.name.clone(), number, hash, Some(entry))));
+        }
+        // What an unset variable of a shell makes of a key would let everybody in.
+        let empty = hash("");
+        for (i, client) in clients.iter().enumerate() {
+            let wrong = |problem: String| Err(KeyError { name: client.name.clone(), problem });
+            if client.hash == empty {
+                return wrong("expected a key, found an empty text (or its hash); was a variable not set?".into());
+            }
+            if let Some(other) = clients[..i].iter().find(|other| other.hash == client.hash) {
+                return wrong(format!("expected a key of its own, found that of {} again; leave one out", other.name));
+            }
         }
         Ok(Self { clients, ..Self::default() })
     }
@@ -272,6 +283,13 @@ mod tests {
         }
         assert!(Keys::default().identify(None).is_ok());
         assert!(Keys::new(&[], &[KeyEntry { sha256: "ab".into(), ..entry("x") }]).is_err());
+        let refused = |open: &[&str], entries: &[KeyEntry]| {
+            let open: Vec<String> = open.iter().map(|key| (*key).to_owned()).collect();
+            Keys::new(&open, entries).unwrap_err().to_string()
+        };
+        assert!(refused(&["a", ""], &[]).starts_with("key \"key-2\": expected a key, found an empty text"));
+        assert!(refused(&[], &[entry("")]).contains("was a variable not set?"));
+        assert!(refused(&["a"], &[entry("a")]).contains("that of key-1 again"));
     }
 
     #[test]

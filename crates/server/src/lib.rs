@@ -63,6 +63,10 @@ pub struct DeviceReport {
     pub kind: String,
     /// What the device says of itself: `ok`, `degraded`, `throttled`, `unresponsive`, `lost`, or `unknown` if it says nothing.
     pub status: String,
+    /// NUMA node that it is at; null if nobody knows, as for the next.
+    pub numa_node: Option<u32>,
+    /// PCI addresses from the root complex down to it.
+    pub pci: Option<String>,
     /// How far its results are trusted: `healthy`, `suspect` (being tested), `quarantined` (gets no requests) or `retested` (on
     /// probation).
     pub trust: String,

@@ -12,7 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use qwen_engine::{FinishReason, InstanceReport, RequestTimings, SamplingParams, Trust};
+use qwen_engine::{Distance, FinishReason, InstanceReport, RequestTimings, SamplingParams, Trust};
 
 use crate::recent::Recent;
 use crate::{DeviceReport, Server};
@@ -193,6 +193,7 @@ pub(crate) fn render(server: &Server) -> Result<String, std::fmt::Error> {
     let snapshot = Snapshot {
         instances: model.map(|model| model.engine.instances()).unwrap_or_default(),
         moved: model.map_or(0, |model| model.engine.moved()),
+        routed: model.map(|model| model.engine.routed()).unwrap_or_default(),
         stalled: model.map_or(0.0, |model| model.engine.progress().stalled.as_secs_f64()),
         abandoned: metrics.abandoned.load(Ordering::Relaxed),
         embeddings: metrics.embeddings.load(Ordering::Relaxed),
@@ -209,6 +210,7 @@ pub(crate) fn render(server: &Server) -> Result<String, std::fmt::Error> {
 struct Snapshot {
     instances: Vec<InstanceReport>,
     moved: u64,
+    routed: [u64; Distance::NAMES.len()],
     stalled: f64,
     abandoned: u64,
     embeddings: u64,
@@ -230,6 +232,11 @@ struct EngineLabel {
 struct TrustLabel {
     device: String,
     trust: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DistanceLabel {
+    distance: &'static str,
 }
 
 type Gauges<L> = Family<L, Gauge<f64, AtomicU64>>;
@@ -326,6 +333,12 @@ impl prometheus_client::collector::Collector for Snapshot {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
+        let routed: Family<DistanceLabel, Counter> = Family::default();
+        for (distance, count) in Distance::NAMES.into_iter().zip(self.routed) {
+            routed.get_or_create(&DistanceLabel { distance }).inc_by(count);
+        }
+        let help = "Requests by how far their device is from the interface that they came in on";
+        routed.encode(encoder.encode_descriptor("qwen:routed_requests", help, None, routed.metric_type())?)?;
         self.encode_devices(&mut encoder)
     }
 }

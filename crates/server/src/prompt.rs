@@ -10,11 +10,73 @@ use std::sync::Arc;
 use crate::ServedModel;
 use crate::answer::Thinking;
 use crate::error::{ApiError, Kind};
+use crate::input::parameters::{Handling, Row, check_object};
 
 /// Most messages of a conversation.
 const MAX_MESSAGES: usize = 10_000;
 /// Most tools of a request.
 const MAX_TOOLS: usize = 512;
+
+/// Entries of a message. Clients send answers back as they got them, so what answers of other servers hold is here.
+const MESSAGE: &[Row] = &[
+    ("role", Handling::Used),
+    ("content", Handling::Used),
+    ("name", Handling::Used),
+    ("tool_call_id", Handling::Used),
+    ("tool_calls", Handling::Used),
+    ("reasoning_content", Handling::Used),
+    ("reasoning", Handling::Used),
+    ("reasoning_details", Handling::NoEffect("thinking is reasoning_content")),
+    ("refusal", Handling::NoEffect("models are not shown refusals of earlier answers")),
+    ("annotations", Handling::NoEffect("models read the content")),
+    ("parsed", Handling::NoEffect("the content again")),
+    ("id", Handling::NoEffect("a label of the answer")),
+    ("cache_control", Handling::NoEffect("the prefix cache finds equal prefixes by itself")),
+    ("provider_specific_fields", Handling::NoEffect("a label of the caller's library")),
+    ("function_call", Handling::Refused("it is of an old protocol; use tool_calls")),
+    ("audio", Handling::Refused("this model reads text only")),
+    ("images", Handling::Refused("this model reads text only")),
+    ("prefix", Handling::Refused("use continue_final_message")),
+    ("partial", Handling::Refused("use continue_final_message")),
+];
+
+/// Entries of a part of a content.
+const PART: &[Row] = &[
+    ("type", Handling::Used),
+    ("text", Handling::Used),
+    ("refusal", Handling::NoEffect("models are not shown refusals of earlier answers")),
+    ("annotations", Handling::NoEffect("models read the text")),
+    ("citations", Handling::NoEffect("models read the text")),
+    ("logprobs", Handling::NoEffect("they are of an earlier answer")),
+    ("cache_control", Handling::NoEffect("the prefix cache finds equal prefixes by itself")),
+];
+
+/// Entries of an earlier call, and of its function.
+const TOOL_CALL: &[Row] = &[
+    ("id", Handling::Used),
+    ("type", Handling::Used),
+    ("function", Handling::Used),
+    ("index", Handling::NoEffect("calls are in the order of the list")),
+    ("provider_specific_fields", Handling::NoEffect("a label of the caller's library")),
+];
+const CALLED: &[Row] = &[
+    ("name", Handling::Used),
+    ("arguments", Handling::Used),
+    ("parsed_arguments", Handling::NoEffect("the arguments again")),
+];
+
+/// Entries of a tool, and of its function.
+const TOOL: &[Row] = &[
+    ("type", Handling::Used),
+    ("function", Handling::Used),
+    ("cache_control", Handling::NoEffect("the prefix cache finds equal prefixes by itself")),
+];
+const FUNCTION: &[Row] = &[
+    ("name", Handling::Used),
+    ("description", Handling::Used),
+    ("parameters", Handling::Used),
+    ("strict", Handling::Used),
+];
 
 /// A conversation whose form has been checked.
 #[derive(Debug, Clone, Default)]
@@ -74,13 +136,14 @@ pub(crate) async fn prompts(
     options: EncodeOptions,
 ) -> Result<Vec<Vec<u32>>, ApiError> {
     let wrong = |message: &str| ApiError::invalid(param, format!("{param}: expected {message}"));
-    let ids = |list: &[Value]| -> Result<Vec<u32>, ApiError> {
+    let ids = |param: &str, list: &[Value]| -> Result<Vec<u32>, ApiError> {
         let ids: Option<_> = list.iter().map(|id| id.as_u64()?.try_into().ok()).collect();
-        ids.ok_or_else(|| wrong("token ids that are whole numbers from 0"))
+        let expected = "token ids that are whole numbers from 0";
+        ids.ok_or_else(|| ApiError::invalid(param, format!("{param}: expected {expected}")))
     };
     let list = match value {
         Value::String(text) => return Ok(vec![encode(model, text.clone(), options).await?]),
-        Value::Array(list) if list.first().is_some_and(Value::is_number) => return Ok(vec![ids(list)?]),
+        Value::Array(list) if list.first().is_some_and(Value::is_number) => return Ok(vec![ids(param, list)?]),
         Value::Array(list) if !list.is_empty() => list,
         _ => return Err(wrong("a text, a list of texts, token ids, or a list of lists of token ids")),
     };
@@ -88,11 +151,19 @@ pub(crate) async fn prompts(
         return Err(wrong(&format!("at most {limit} texts, found {}; send several requests", list.len())));
     }
     let mut prompts = Vec::with_capacity(list.len());
-    for prompt in list {
+    for (i, prompt) in list.iter().enumerate() {
         prompts.push(match prompt {
-            Value::String(text) => encode(model, text.clone(), options).await?,
-            Value::Array(list) => ids(list)?,
-            _ => return Err(wrong("all of them to be texts or lists of token ids")),
+            Value::String(text) => {
+                encode(model, text.clone(), options).await.map_err(|error| error.of_one(param, i))?
+            }
+            Value::Array(list) => ids(&format!("{param}[{i}]"), list)?,
+            _ => {
+                let param = format!("{param}[{i}]");
+                return Err(ApiError::invalid(
+                    param.clone(),
+                    format!("{param}: expected a text or a list of token ids"),
+                ));
+            }
         });
     }
     Ok(prompts)
@@ -179,6 +250,7 @@ fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
     let Some(entries) = message.as_object() else {
         return Err(ApiError::invalid(at, format!("{at}: expected an object with role and content")));
     };
+    check_object(at, entries, MESSAGE)?;
     let role = match entries.get("role").and_then(Value::as_str) {
         Some("developer") => "system",
         Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
@@ -193,17 +265,20 @@ fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
         Some(content) => content_text(&format!("{at}.content"), content)?,
     };
     out.insert("content".into(), content.into());
-    let reasoning = entries.get("reasoning_content").or_else(|| entries.get("reasoning"));
-    if let Some(reasoning) = reasoning.and_then(Value::as_str).filter(|text| !text.is_empty()) {
-        out.insert("reasoning_content".into(), reasoning.into());
-    }
-    for name in ["name", "tool_call_id"] {
-        match entries.get(name) {
+    let names = [
+        ("reasoning", "reasoning_content"),
+        ("reasoning_content", "reasoning_content"),
+        ("name", "name"),
+        ("tool_call_id", "tool_call_id"),
+    ];
+    for (theirs, ours) in names {
+        match entries.get(theirs) {
             None | Some(Value::Null) => {}
+            Some(Value::String(text)) if text.is_empty() && ours == "reasoning_content" => {}
             Some(Value::String(text)) => {
-                out.insert(name.into(), text.as_str().into());
+                out.insert(ours.into(), text.as_str().into());
             }
-            Some(_) => return Err(wrong(name, "a text")),
+            Some(_) => return Err(wrong(theirs, "a text")),
         }
     }
     match entries.get("tool_calls") {
@@ -216,6 +291,9 @@ fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
             if !calls.iter().all(sound) {
                 return Err(wrong("tool_calls", "calls with function.name and function.arguments, a JSON text"));
             }
+            for (i, call) in calls.iter().enumerate() {
+                check_both(&format!("{at}.tool_calls[{i}]"), call, TOOL_CALL, CALLED)?;
+            }
             if !calls.is_empty() {
                 out.insert("tool_calls".into(), Value::Array(calls.clone()));
             }
@@ -223,6 +301,17 @@ fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
         Some(_) => return Err(wrong("tool_calls", "a list")),
     }
     Ok(Value::Object(out))
+}
+
+/// Checks the entries of a tool or call, and of the function within.
+fn check_both(at: &str, value: &Value, outer: &[Row], inner: &[Row]) -> Result<(), ApiError> {
+    if let Some(entries) = value.as_object() {
+        check_object(at, entries, outer)?;
+    }
+    match value["function"].as_object() {
+        Some(entries) => check_object(&format!("{at}.function"), entries, inner),
+        None => Ok(()),
+    }
 }
 
 /// Content as one text. Nothing is ever fetched: parts that are no text are refused.
@@ -234,6 +323,9 @@ pub(crate) fn content_text(at: &str, content: &Value) -> Result<String, ApiError
             for (i, part) in parts.iter().enumerate() {
                 let kind = part.get("type").and_then(Value::as_str).unwrap_or("nothing");
                 let text = part.get("text").and_then(Value::as_str);
+                if let ("text" | "input_text" | "output_text" | "refusal", Some(entries)) = (kind, part.as_object()) {
+                    check_object(&format!("{at}[{i}]"), entries, PART)?;
+                }
                 match (kind, text) {
                     ("text" | "input_text" | "output_text", Some(text)) => texts.push(text),
                     ("refusal", _) => {}
@@ -265,6 +357,7 @@ pub(crate) fn tools(list: &Value) -> Result<Vec<Value>, ApiError> {
         if tool["type"] != "function" {
             return wrong("type function; this server runs no tools of its own");
         }
+        check_both(&format!("tools[{i}]"), tool, TOOL, FUNCTION)?;
         let name = tool.pointer("/function/name").and_then(Value::as_str).unwrap_or_default();
         let sound = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if name.is_empty() || name.len() > 128 || !name.chars().all(sound) {
@@ -272,6 +365,9 @@ pub(crate) fn tools(list: &Value) -> Result<Vec<Value>, ApiError> {
         }
         if tool.pointer("/function/parameters").is_some_and(|schema| !schema.is_object() && !schema.is_null()) {
             return wrong("function.parameters to be a JSON schema");
+        }
+        if tool.pointer("/function/description").is_some_and(|text| !text.is_string() && !text.is_null()) {
+            return wrong("function.description to be a text");
         }
         if tool.pointer("/function/strict").is_some_and(|strict| !strict.is_boolean() && !strict.is_null()) {
             return wrong("function.strict to be true or false");

@@ -17,9 +17,9 @@ use utoipa::ToSchema;
 use crate::error::{ApiError, ErrorBody};
 use crate::gate::RequestId;
 use crate::generation::{Tokens, collect, start};
-use crate::input::body::{Body, only};
-use crate::input::parameters::{Handling, Parameters, Row};
-use crate::input::sampling::SamplingFields;
+use crate::input::body::Body;
+use crate::input::parameters::{Handling, Parameters, Row, check_object};
+use crate::input::sampling::{OTHERS, SAMPLING, SamplingFields};
 use crate::keys::Client;
 use crate::openai::chat::{ChatFields, prepare};
 use crate::openai::{new_id, now};
@@ -60,15 +60,26 @@ pub(crate) struct ResponsesFields {
     /// Returned as it came.
     #[schema(value_type = Option<Object>)]
     metadata: Option<Value>,
+    /// Whether to think, as Qwen's API has it.
+    enable_thinking: Option<bool>,
+    /// Variables for the chat template.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Map<String, Value>>,
 }
+
+/// Entries of `text` and of `reasoning`.
+const TEXT: &[Row] = &[("format", Handling::Used), ("verbosity", Handling::Refused("say it in the prompt"))];
+const REASONING: &[Row] = &[
+    ("effort", Handling::Used),
+    ("summary", Handling::NoEffect("thinking is sent whole")),
+    ("generate_summary", Handling::NoEffect("thinking is sent whole")),
+];
 
 const FIELDS: &[Row] = &[
     ("model", Handling::Used),
     ("input", Handling::Used),
     ("instructions", Handling::Used),
     ("max_output_tokens", Handling::Used),
-    ("temperature", Handling::Used),
-    ("top_p", Handling::Used),
     ("tools", Handling::Used),
     ("tool_choice", Handling::Used),
     ("parallel_tool_calls", Handling::Used),
@@ -77,24 +88,18 @@ const FIELDS: &[Row] = &[
     ("stream", Handling::Used),
     ("truncation", Handling::Used),
     ("metadata", Handling::Used),
-    ("seed", Handling::Used),
-    ("stop", Handling::Used),
-    ("top_k", Handling::Used),
-    ("min_p", Handling::Used),
     ("chat_template_kwargs", Handling::Used),
     ("enable_thinking", Handling::Used),
     ("store", Handling::NoEffect("nothing is stored; the response says store: false")),
     ("include", Handling::NoEffect("what there is, is sent; nothing is encrypted")),
-    ("user", Handling::NoEffect("a label of the caller")),
-    ("safety_identifier", Handling::NoEffect("a label of the caller")),
-    ("prompt_cache_key", Handling::NoEffect("the prefix cache finds equal prefixes by itself")),
-    ("service_tier", Handling::NoEffect("there is one tier")),
     ("stream_options", Handling::NoEffect("usage is in the last event")),
     ("previous_response_id", Handling::Refused("nothing is stored; send the whole conversation as input")),
     ("conversation", Handling::Refused("nothing is stored; send the whole conversation as input")),
     ("background", Handling::Refused("nothing is stored; use stream")),
     ("prompt", Handling::Refused("there are no stored prompts; use instructions and input")),
     ("max_tool_calls", Handling::Refused("this server runs no tools of its own")),
+    ("n", Handling::Refused("use /v1/chat/completions, or send several requests")),
+    ("return_token_ids", Handling::Refused("use /v1/chat/completions")),
     ("top_logprobs", Handling::Refused("use /v1/chat/completions")),
 ];
 
@@ -104,7 +109,7 @@ pub(crate) struct ResponsesParameters;
 
 impl Parameters for ResponsesParameters {
     const ENDPOINT: &'static str = "/v1/responses";
-    const TABLES: &'static [&'static [Row]] = &[FIELDS];
+    const TABLES: &'static [&'static [Row]] = &[FIELDS, SAMPLING, OTHERS];
 }
 
 /// What every form of a response repeats.
@@ -171,7 +176,7 @@ pub(crate) async fn respond(
 ) -> Result<Response, ApiError> {
     let fields: ResponsesFields = body.read()?;
     let sampling: SamplingFields = body.read()?;
-    let (chat, extra) = translate(&fields, &body.value)?;
+    let (chat, extra) = translate(&fields)?;
     let prepared = prepare(&server, &chat, &sampling, &extra, &request_id).await?;
     let head = Head {
         id: new_id("resp_"),
@@ -218,22 +223,26 @@ pub(crate) async fn respond(
 }
 
 /// The same as a chat request: its fields, and what is read from the body itself.
-fn translate(fields: &ResponsesFields, body: &Value) -> Result<(ChatFields, Value), ApiError> {
+fn translate(fields: &ResponsesFields) -> Result<(ChatFields, Value), ApiError> {
     if let Some(truncation) = fields.truncation.as_deref().filter(|truncation| *truncation != "disabled") {
         let message = format!("truncation: expected disabled, found {truncation:?}: a prompt is never cut silently");
         return Err(ApiError::unsupported("truncation", message));
     }
     let mut extra = Map::new();
     if let Some(text) = &fields.text {
-        only("text", text, &["format", "verbosity"])?;
+        check_object("text", text, TEXT)?;
         if let Some(format) = text.get("format") {
             extra.insert("response_format".into(), format.clone());
         }
     }
     let mut effort = None;
     if let Some(reasoning) = &fields.reasoning {
-        only("reasoning", reasoning, &["effort", "summary", "generate_summary"])?;
-        effort = reasoning.get("effort").and_then(Value::as_str).map(str::to_owned);
+        check_object("reasoning", reasoning, REASONING)?;
+        effort = match reasoning.get("effort") {
+            None | Some(Value::Null) => None,
+            Some(Value::String(effort)) => Some(effort.clone()),
+            Some(_) => return Err(ApiError::invalid("reasoning.effort", "reasoning.effort: expected a text")),
+        };
     }
     let chat = ChatFields {
         model: fields.model.clone(),
@@ -243,8 +252,8 @@ fn translate(fields: &ResponsesFields, body: &Value) -> Result<(ChatFields, Valu
         tool_choice: fields.tool_choice.clone(),
         parallel_tool_calls: fields.parallel_tool_calls,
         reasoning_effort: effort,
-        enable_thinking: body.get("enable_thinking").and_then(Value::as_bool),
-        chat_template_kwargs: body.get("chat_template_kwargs").and_then(Value::as_object).cloned(),
+        enable_thinking: fields.enable_thinking,
+        chat_template_kwargs: fields.chat_template_kwargs.clone(),
         stream: fields.stream,
         ..ChatFields::default()
     };

@@ -87,7 +87,7 @@ pub(crate) fn response(running: Running, dialect: impl Dialect, ping: std::time:
                     state.ended = true;
                     state.dialect.end(tokens, &mut out);
                 }
-                Some(event) => match event.finish.as_ref().and_then(ApiError::of_finish) {
+                Some(event) => match event.finish.as_ref().and_then(|end| state.running.error_of(event.choice, end)) {
                     Some(error) => {
                         state.ended = true;
                         state.dialect.error(&error, &mut out);

@@ -3,12 +3,12 @@
 use proptest::prelude::*;
 use qwen_server::answer::{AnswerParser, ParserOptions, Thinking, ToolFormat, Whole};
 
-fn parse<'a>(options: &ParserOptions, parts: impl IntoIterator<Item = &'a str>) -> Whole {
+fn parse<'a>(options: &ParserOptions, cut: bool, parts: impl IntoIterator<Item = &'a str>) -> Whole {
     let (mut parser, mut pieces) = (AnswerParser::new(options.clone()), Vec::new());
     for part in parts {
         parser.push(part, &mut pieces);
     }
-    parser.finish(&mut pieces);
+    parser.finish(cut, &mut pieces);
     let mut whole = Whole::default();
     pieces.iter().for_each(|piece| whole.add(piece));
     whole
@@ -26,7 +26,7 @@ fn check(
     content: &str,
     calls: &[(&str, &str)],
 ) {
-    let found = parse(&options(thinking, tools), [text]);
+    let found = parse(&options(thinking, tools), false, [text]);
     let calls = calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned())).collect();
     let expected = Whole { reasoning: reasoning.into(), content: content.into(), calls };
     assert_eq!(found, expected, "{text:?}");
@@ -62,7 +62,7 @@ fn hermes() {
         "Let me see.",
         &[("f", "{}"), ("h", "{}")],
     );
-    // Cut off: within the arguments a call, before the name none.
+    // Ended by itself: within the arguments a call, before the name none.
     hermes("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1", "", &[("f", "{\"a\": 1")]);
     hermes("<tool_call>{\"nam", "<tool_call>{\"nam", &[]);
     // No call after all: nothing is lost.
@@ -108,6 +108,60 @@ fn deepseek() {
     check(Thinking::Off, Some(ToolFormat::DeepSeekV3), broken, "", "", &[("f", "no JSON")]);
 }
 
+/// An answer with calls in each form, and its content without them.
+const CALLING: &[(ToolFormat, &str, &str)] = &[
+    (
+        ToolFormat::Hermes,
+        "Let me see: 1 < 2.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"<b>\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\"}\n</tool_call>",
+        "Let me see: 1 < 2.",
+    ),
+    (ToolFormat::Hermes, "<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", ""),
+    (
+        ToolFormat::Llama3,
+        "{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"a\": 1}}; {\"name\": \"g\", \"parameters\": {}}",
+        "",
+    ),
+    (ToolFormat::Llama3, "Well,<|python_tag|>{\"name\": \"g\", \"parameters\": {\"a\": [1]}}", "Well,"),
+    (
+        ToolFormat::DeepSeekV3,
+        "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Hm.",
+    ),
+    (
+        ToolFormat::DeepSeekV31,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>no JSON<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+    ),
+];
+
+#[test]
+fn a_call_that_was_cut_is_no_content() {
+    for (format, text, content) in CALLING {
+        let options = options(Thinking::Off, Some(*format));
+        let whole = parse(&options, false, [*text]);
+        assert_eq!(whole.content.trim_end(), *content, "{text}");
+        for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
+            let found = parse(&options, true, [&text[..end]]);
+            assert!(content.starts_with(found.content.trim_end()), "{:?}: {found:?}", &text[..end]);
+            // What there is of calls is the beginning of what they would have become.
+            for ((name, arguments), (whole_name, whole_arguments)) in found.calls.iter().zip(&whole.calls) {
+                assert_eq!(name, whole_name);
+                assert!(whole_arguments.starts_with(arguments.as_str()), "{:?}: {found:?}", &text[..end]);
+            }
+            assert!(found.calls.len() <= whole.calls.len());
+        }
+    }
+    // Thinking's markup likewise; what is certain stays.
+    let thinking = |text| parse(&options(Thinking::IfOpened, None), true, [text]);
+    assert_eq!(thinking("<thin"), Whole::default());
+    assert_eq!(thinking("<think>a</thi").reasoning, "a");
+    assert_eq!(thinking(" a <thin").content, " a <thin");
+    // Without markup, an object with entries that calls do not have is an answer.
+    let llama = options(Thinking::Off, Some(ToolFormat::Llama3));
+    assert_eq!(parse(&llama, true, ["{\"items\": [1, 2"]).content, "{\"items\": [1, 2");
+    assert_eq!(parse(&llama, true, ["{\"name\": \"Bob\", \"age\": "]).content, "{\"name\": \"Bob\", \"age\": ");
+}
+
 /// Words that make the parser change its mind.
 const WORDS: &[&str] = &[
     "<think>",
@@ -147,6 +201,7 @@ proptest! {
     #[test]
     fn cutting_does_not_matter(
         words in proptest::collection::vec(proptest::sample::select(WORDS), 0..24),
+        cut in proptest::bool::ANY,
         cuts in proptest::collection::vec(0usize..400, 0..40),
         thinking in proptest::sample::select(&[Thinking::Off, Thinking::IfOpened, Thinking::Inside][..]),
         tools in proptest::sample::select(&[
@@ -159,14 +214,14 @@ proptest! {
     ) {
         let text = words.concat();
         let options = options(thinking, tools);
-        let whole = parse(&options, [text.as_str()]);
+        let whole = parse(&options, cut, [text.as_str()]);
         let mut ends: Vec<usize> = cuts.into_iter().filter(|at| text.is_char_boundary(*at)).collect();
         ends.extend([0, text.len()]);
         ends.sort_unstable();
         let parts = ends.windows(2).map(|pair| &text[pair[0]..pair[1]]);
-        prop_assert_eq!(&parse(&options, parts), &whole, "{:?}", text);
+        prop_assert_eq!(&parse(&options, cut, parts), &whole, "{:?}", text);
         let single: Vec<String> = text.chars().map(String::from).collect();
-        prop_assert_eq!(&parse(&options, single.iter().map(String::as_str)), &whole, "{:?}", text);
+        prop_assert_eq!(&parse(&options, cut, single.iter().map(String::as_str)), &whole, "{:?}", text);
         // Without tools nothing but thinking's markup and the white space at its edges is lost.
         if tools.is_none() && thinking == Thinking::Off {
             prop_assert_eq!(whole.content, text);

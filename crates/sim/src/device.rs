@@ -14,6 +14,7 @@ use crate::buffer::VMM;
 use crate::cmdlist::CMDLIST;
 use crate::collective::COLLECTIVES;
 use crate::inner::{self, InnerDevice};
+use crate::machine::{Slot, slot};
 use crate::model::{Model, models};
 use crate::registry::Registry;
 use crate::settings::Settings;
@@ -99,6 +100,13 @@ fn model_of(index: u32) -> Result<(&'static Model, u32), Failure> {
         .ok_or_else(|| Failure::out_of_range(format!("device index: expected below {known}, found {index}")))
 }
 
+/// Where a device is plugged in, if the settings describe a machine.
+fn slot_of(index: u32) -> Result<Option<Slot>, Failure> {
+    let settings = Settings::from_environment()?;
+    let index = u64::from(index);
+    Ok(slot(&settings, (index / settings.devices) as usize, index % settings.devices))
+}
+
 /// What a device that was lost answers to everything.
 pub(crate) fn device_lost() -> Failure {
     Failure::lost("the simulated device is lost (injected fault): close it and open it anew")
@@ -134,7 +142,7 @@ pub(crate) unsafe extern "C" fn info(index: u32, out: *mut qhal_device_info, err
             let chip = model.chip;
             out.kind = QHAL_KIND_SIMULATED;
             out.id.index = index;
-            out.id.bus_address = u64::MAX;
+            out.id.bus_address = slot_of(index)?.map_or(u64::MAX, |slot| slot.address);
             // The word counts more than the end of a long title.
             let mark = " (simulated)";
             let mut title = chip.title.as_str();
@@ -226,6 +234,10 @@ pub(crate) unsafe extern "C" fn caps(
                 out.features |= QHAL_FEATURE_VMM;
                 out.vmm_granularity = model.page();
                 out.valid_fields |= QHAL_CAPS_VMM_GRANULARITY;
+            }
+            if let Some(slot) = slot_of(device.index)? {
+                out.numa_node = slot.node;
+                out.valid_fields |= QHAL_CAPS_NUMA_NODE;
             }
             // Nothing that a sheet says has been measured.
             out.estimated_fields = out.valid_fields;

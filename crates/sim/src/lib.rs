@@ -22,6 +22,7 @@ mod desc;
 mod device;
 mod fabric;
 mod inner;
+mod machine;
 mod model;
 mod narrow;
 mod plan;
@@ -29,6 +30,7 @@ mod registry;
 mod settings;
 mod stream;
 
+pub use machine::write_machine;
 use qwen_hal_abi::*;
 use qwen_hal_plugin::{Static, static_text};
 

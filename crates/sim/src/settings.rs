@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `seed` | seed of delays and bit flips, 1 |
 //! | `devices` | devices of each chip, 2; of the environment alone |
+//! | `sockets`, `switches` | the machine: so many sockets, so many PCIe switches at each (1); 0 sockets: nothing is told of it; of the environment alone |
 //! | `delay_us` | longest pause before a command of a stream, 50; 0 = none |
 //! | `memory` | bytes of device memory instead of the sheet's |
 //! | `oom` | this allocation (1 = the first) finds no memory |
@@ -24,6 +25,8 @@ pub(crate) const VARIABLE: &str = "QWEN_SIM";
 pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) devices: u64,
+    pub(crate) sockets: u64,
+    pub(crate) switches: u64,
     pub(crate) delay_us: u64,
     pub(crate) memory: Option<u64>,
     pub(crate) oom: Option<u64>,
@@ -40,6 +43,8 @@ impl Default for Settings {
         Self {
             seed: 1,
             devices: 2,
+            sockets: 0,
+            switches: 1,
             delay_us: 50,
             memory: None,
             oom: None,
@@ -56,9 +61,13 @@ impl Default for Settings {
 impl Settings {
     /// The environment's settings.
     pub(crate) fn from_environment() -> Result<Self, Failure> {
+        Self::read(&std::env::var_os(VARIABLE).unwrap_or_default().to_string_lossy())
+    }
+
+    /// Settings as the variable has them.
+    pub(crate) fn read(text: &str) -> Result<Self, Failure> {
         let mut settings = Self::default();
-        let text = std::env::var_os(VARIABLE).unwrap_or_default();
-        for entry in text.to_string_lossy().split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+        for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
             let (key, value) = entry.split_once('=').ok_or_else(|| {
                 Failure::invalid(format!("{VARIABLE}: expected key=value with commas between them, found {entry:?}"))
             })?;
@@ -90,6 +99,8 @@ impl Settings {
         match key {
             "seed" => self.seed = number,
             "devices" => self.devices = number.clamp(1, 1024),
+            "sockets" => self.sockets = number.min(16),
+            "switches" => self.switches = number.clamp(1, 15),
             "delay_us" => self.delay_us = number.min(1_000_000),
             "memory" => self.memory = Some(number),
             "oom" => self.oom = Some(number),
@@ -101,8 +112,8 @@ impl Settings {
             "slow_link" => self.slow_link = number.max(1),
             other => {
                 return Err(Failure::invalid(format!(
-                    "{VARIABLE}: expected seed, devices, delay_us, memory, oom, hang, watchdog_ms, lost, nan, flip or slow_link, \
-                     found {other:?}"
+                    "{VARIABLE}: expected seed, devices, sockets, switches, delay_us, memory, oom, hang, watchdog_ms, lost, nan, \
+                     flip or slow_link, found {other:?}"
                 )));
             }
         }

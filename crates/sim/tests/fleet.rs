@@ -289,58 +289,21 @@ fn other_types_go_on_as_they_would() {
 }
 
 /// A machine with two sockets, two PCIe switches at each, an interface and two devices below each switch.
-struct TwoSockets {
-    folder: tempfile::TempDir,
-}
+const TWO_SOCKETS: &str = "sockets=2,switches=2,devices=8";
+const SWITCHES: usize = 4;
 
-impl TwoSockets {
-    const SWITCHES: usize = 4;
-
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
-        for node in 0..2 {
-            let path = root.join(format!("sys/devices/system/node/node{node}"));
-            std::fs::create_dir_all(&path).unwrap();
-            std::fs::write(path.join("distance"), if node == 0 { "10 21\n" } else { "21 10\n" }).unwrap();
-        }
-        std::fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
-        let machine = Self { folder };
-        for switch in 0..Self::SWITCHES {
-            for slot in 0..3 {
-                machine.plug(switch, slot);
-            }
-        }
-        machine
-    }
-
-    fn address(switch: usize, slot: usize) -> String {
-        format!("0000:{:02x}:{slot:02x}.0", 0x40 * switch + 2)
-    }
-
-    fn plug(&self, switch: usize, slot: usize) {
-        let bus = 0x40 * switch;
-        let name = Self::address(switch, slot);
-        let above = format!("sys/devices/pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{:02x}:00.0", bus + 1);
-        let path = self.folder.path().join(above).join(&name);
-        std::fs::create_dir_all(&path).unwrap();
-        std::fs::write(path.join("numa_node"), format!("{}\n", switch / 2)).unwrap();
-        std::os::unix::fs::symlink(&path, self.folder.path().join("sys/bus/pci/devices").join(&name)).unwrap();
-        if slot == 0 {
-            let interface = self.folder.path().join(format!("sys/class/net/eth{switch}"));
-            std::fs::create_dir_all(&interface).unwrap();
-            std::os::unix::fs::symlink(&path, interface.join("device")).unwrap();
-        }
-    }
-
-    fn topology(&self) -> Topology {
-        Topology::read(self.folder.path())
-    }
-
-    fn device(topology: &Topology, switch: usize, slot: usize) -> Place {
-        let bus = (0x40 * switch + 2) as u64;
-        topology.of_bus_address(bus << 16 | (slot as u64) << 8)
-    }
+/// The places of its devices of one chip, in order.
+fn places(topology: &Topology, machine: &Path) -> Vec<Place> {
+    let entries = std::fs::read_dir(machine.join("sys/bus/pci/devices")).unwrap();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    // Each chip has a bus of its own below a switch.
+    names.retain(|name| name.contains(":02:"));
+    names.sort();
+    let address = |name: &String| {
+        let parts: Vec<u64> = name.split([':', '.']).map(|part| u64::from_str_radix(part, 16).unwrap()).collect();
+        topology.of_bus_address(parts[0] << 32 | parts[1] << 16 | parts[2] << 8 | parts[3])
+    };
+    names.iter().map(address).collect()
 }
 
 /// Counted, not timed: bytes of token ids to a device and of logits from it, for requests that come in on four interfaces, unevenly.
@@ -348,15 +311,17 @@ impl TwoSockets {
 fn near_devices_cut_the_traffic_between_switches() {
     use qwen_engine::Distance;
     const REQUESTS: usize = 128;
-    let machine = TwoSockets::new();
-    let topology = machine.topology();
-    let nics: Vec<Place> = (0..TwoSockets::SWITCHES).map(|nic| topology.of_interface(&format!("eth{nic}"))).collect();
-    let places: Vec<Place> = (0..8).map(|device| TwoSockets::device(&topology, device / 2, 1 + device % 2)).collect();
+    let machine = tempfile::tempdir().unwrap();
+    hal_sim::write_machine(TWO_SOCKETS, machine.path()).unwrap();
+    let topology = Topology::read(machine.path());
+    let nics: Vec<Place> = (0..SWITCHES).map(|nic| topology.of_interface(&format!("eth{nic}"))).collect();
+    let places = places(&topology, machine.path());
     assert_eq!(topology.distance(&nics[1], &places[2]), Distance::SameSwitch);
     assert_eq!(topology.distance(&nics[1], &places[0]), Distance::SameNode);
     assert_eq!(topology.distance(&nics[0], &places[7]), Distance::OtherNode(21));
     let devices = (0..8).map(|at| Instance { place: places[at].clone(), ..chip(CHIP, at % 2, Vec::new(), 0.0) });
-    let fleet = Fleet::start(devices.collect(), FleetOptions { topology: machine.topology(), ..options() }).unwrap();
+    let fleet = Fleet::start(devices.collect(), FleetOptions { topology: Topology::read(machine.path()), ..options() })
+        .unwrap();
     let vocab = fleet.about().limits.model_vocab_size as usize;
     // Shares of 40, 30, 20 and 10 of a hundred.
     let nic_of = |i: usize| [0, 0, 0, 0, 1, 1, 1, 2, 2, 3][i * 7 % 10];

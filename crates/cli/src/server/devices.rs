@@ -116,11 +116,8 @@ fn build(placer: Arc<Placer>, name: DeviceName, device: Device, common: Common, 
 
 /// Where it is plugged in: by its PCI address, else by its NUMA node, else nobody knows.
 fn place_of(device: &Device, topology: &Topology) -> Place {
-    match (device.info().bus_address, device.caps().numa_node) {
-        (Some(address), _) => topology.of_bus_address(address),
-        (None, Some(node)) => Topology::of_node(node),
-        (None, None) => Place::default(),
-    }
+    let place = device.info().bus_address.map_or_else(Place::default, |address| topology.of_bus_address(address));
+    Place { node: place.node.or(device.caps().numa_node), ..place }
 }
 
 /// What a device does at most, and where that is known from. A simulated one has rates of a chip, but takes the host's time: the
@@ -175,6 +172,8 @@ fn report(instance: &InstanceReport, rates: &str) -> DeviceReport {
         title: instance.title.clone(),
         kind: plugins::kind_name(instance.kind).to_owned(),
         status: health.map_or("unknown", |health| state_name(health.state)).to_owned(),
+        numa_node: instance.place.node,
+        pci: (!instance.place.bus.is_empty()).then(|| instance.place.bus.join("/")),
         trust: instance.trust.name().to_owned(),
         reason: (!instance.reason.is_empty()).then(|| instance.reason.clone()),
         temperature: health.and_then(|health| health.temperature).map(|degrees| (10.0 * degrees).round() / 10.0),
@@ -209,9 +208,23 @@ fn utc(time: SystemTime) -> Option<String> {
     Timestamp::try_from(time).ok().map(|time| format!("{time:.0}"))
 }
 
-/// The topology of this machine.
-pub(super) fn topology() -> Topology {
-    Topology::read(Path::new("/"))
+/// The topology below a folder, by default of this machine.
+///
+/// # Errors
+/// If a folder is named that tells of no machine.
+pub(super) fn topology(named: Option<&Path>) -> Result<Topology, CliError> {
+    let root = named.unwrap_or_else(|| Path::new("/"));
+    if named.is_some() && !root.join("sys").is_dir() {
+        let help = "leave it out for this machine's own";
+        let found = "no folder sys in it";
+        return Err(CliError::input(
+            format!("--topology {}", root.display()),
+            "a folder with sys and proc",
+            found,
+            help,
+        ));
+    }
+    Ok(Topology::read(root))
 }
 
 #[cfg(test)]
@@ -219,6 +232,14 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
+
+    #[test]
+    fn a_folder_that_tells_of_no_machine_is_refused() {
+        let empty = tempfile::tempdir().unwrap();
+        let error = topology(Some(empty.path())).unwrap_err().to_string();
+        assert!(error.contains("expected a folder with sys and proc"), "{error}");
+        assert!(topology(None).is_ok());
+    }
 
     #[test]
     fn times_in_utc() {

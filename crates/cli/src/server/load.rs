@@ -39,7 +39,7 @@ pub(super) fn load(options: &Options) -> Result<ServedModel, CliError> {
         guard: options.guard.then(GuardOptions::default),
     };
     let place = &options.runtime.place;
-    let topology = devices::topology();
+    let topology = devices::topology(options.topology.as_deref())?;
     let (instances, rates) = devices::instances(place, &common, &topology)?;
     let fleet = FleetOptions {
         max_in_flight: options.max_queue as usize,

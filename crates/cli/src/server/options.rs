@@ -79,6 +79,9 @@ pub(super) struct Options {
     /// Seconds between two known-answer tests of a device, at least 1
     #[arg(long, value_name = "S", default_value_t = 60.0, value_parser = seconds, help_heading = "Devices")]
     pub(super) guard_interval: f64,
+    /// Folder with `sys` and `proc` of the machine that tells how near devices are to network interfaces [default: /]
+    #[arg(long, value_name = "DIR", help_heading = "Devices")]
+    pub(super) topology: Option<PathBuf>,
     /// How the KV pool takes memory
     #[arg(long, value_enum, default_value_t = MemoryPoolMode::Balanced, help_heading = "Runtime")]
     pub(super) memory_pool_mode: MemoryPoolMode,
@@ -196,6 +199,18 @@ struct KeysFile {
 impl Options {
     /// What the command line can't say of values that exclude each other.
     pub(super) fn check(&self) -> Result<(), CliError> {
+        let names = &self.served_model_name;
+        let wrong = match names.iter().find(|name| name.trim().is_empty()) {
+            Some(empty) => Some(format!("{empty:?}")),
+            None => {
+                let twice = (1..names.len()).find(|i| names[..*i].contains(&names[*i]));
+                twice.map(|i| format!("{:?} twice", names[i]))
+            }
+        };
+        if let Some(found) = wrong {
+            let help = "requests choose the model by these names; leave the option out for the model's own";
+            return Err(CliError::input("--served_model_name", "different names that are not empty", found, help));
+        }
         if !self.enable_flash_attn {
             let help = "leave the option out: results are exact to the same bound with it";
             return Err(CliError::input("--enable_flash_attn", "true", "false, but there is no other attention", help));
@@ -244,12 +259,17 @@ impl Options {
                     let help = "write an entry as [[keys]] with name and sha256; see docs/qwen-server.md";
                     CliError::input(path.display().to_string(), "a file of keys", error.to_string(), help)
                 };
-                toml::from_str::<KeysFile>(&text).map_err(wrong)?.keys
+                let keys = toml::from_str::<KeysFile>(&text).map_err(wrong)?.keys;
+                if keys.is_empty() {
+                    let help = "write one as docs/qwen-server.md says, or leave the file out to let everybody in";
+                    return Err(CliError::input(path.display().to_string(), "at least one key", "none", help));
+                }
+                keys
             }
         };
-        let help = "mend the file of keys";
+        let (settings, help) = ("--api_key, --api_keys_file", "mend what they say");
         Keys::new(&self.api_key, &entries)
-            .map_err(|error| CliError::input("--api_keys_file", "entries that can be used", error.to_string(), help))
+            .map_err(|error| CliError::input(settings, "keys that can be used", error.to_string(), help))
     }
 }
 
@@ -276,6 +296,34 @@ mod tests {
         assert_eq!(options.api_key, ["k", "l"]);
         let options = parsed("x --allowed-origins=o --allowed-origins=p --allowed-hosts h i");
         assert_eq!((options.allowed_origins.len(), options.allowed_hosts.len()), (2, 2));
+    }
+
+    #[test]
+    fn keys_that_keep_nobody_out_are_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "keys = []\n").unwrap();
+        for (line, told) in [
+            (format!("x --api-keys-file {}", file.path().display()), "at least one key"),
+            ("x --api-key=".into(), "an empty text"),
+        ] {
+            let error = parsed(&line).keys().unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_model_are_different_and_not_empty() {
+        let check = |names: &[&str]| {
+            let words = ["x"].iter().copied().chain(names.iter().flat_map(|name| ["--served-model-name", name]));
+            Options::from_arg_matches(&command().try_get_matches_from(words).unwrap()).unwrap().check()
+        };
+        check(&["a", "b"]).unwrap();
+        for (wrong, found) in
+            [(&["a", ""][..], "found \"\""), (&[" "], "found \" \""), (&["a", "b", "a"], "found \"a\" twice")]
+        {
+            let error = check(wrong).unwrap_err().to_string();
+            assert!(error.contains("--served_model_name") && error.contains(found), "{error}");
+        }
     }
 
     #[test]

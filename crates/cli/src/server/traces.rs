@@ -18,10 +18,11 @@ pub(super) fn endpoint(setting: Option<&str>, variable: impl Fn(&str) -> Option<
     if source == TRACES {
         return Some(url);
     }
-    Some(match url.trim_end_matches('/') {
-        base if base.ends_with(PATH) => base.to_owned(),
-        base => format!("{base}{PATH}"),
-    })
+    // What follows the path stays behind it: some collectors take a key there.
+    let (base, rest) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
+    let base = base.trim_end_matches('/');
+    let path = if base.ends_with(PATH) { "" } else { PATH };
+    Some(format!("{base}{path}{rest}"))
 }
 
 /// Which setting or variable says it.
@@ -72,6 +73,9 @@ mod tests {
         assert_eq!(to(None, &[(TRACES, "http://c/spans/")]).as_deref(), Some("http://c/spans/"));
         assert_eq!(to(Some("http://a:4318"), &[ALL, OWN]).as_deref(), Some("http://a:4318/v1/traces"));
         assert_eq!(to(Some("http://a/v1/traces"), &[]).as_deref(), Some("http://a/v1/traces"));
+        assert_eq!(to(Some("http://a/in/?key=x/y"), &[]).as_deref(), Some("http://a/in/v1/traces?key=x/y"));
+        assert_eq!(to(Some("http://a/v1/traces/?key=x"), &[]).as_deref(), Some("http://a/v1/traces?key=x"));
+        assert_eq!(to(None, &[(BASE, "http://b?key=x#y")]).as_deref(), Some("http://b/v1/traces?key=x#y"));
     }
 
     #[test]

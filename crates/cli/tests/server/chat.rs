@@ -159,11 +159,44 @@ fn what_can_not_be_done_is_refused_by_name() {
         (json!({ "reasoning_effort": "much" }), "reasoning_effort", 400),
         (json!({ "priority": -5 }), "priority", 400),
         (json!({ "response_format": { "type": "xml" } }), "response_format", 400),
+        (json!({ "response_format": { "type": "json_object", "strictly": true } }), "response_format.strictly", 400),
+        (json!({ "messages": [{ "role": "user", "content": "a", "mood": "bad" }] }), "messages[0].mood", 400),
+        (json!({ "messages": [{ "role": "user", "content": "a", "reasoning": 1 }] }), "messages[0].reasoning", 400),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "a", "detail": "high" }] }] }),
+            "messages[0].content[0].detail",
+            400,
+        ),
+        (
+            json!({ "messages": [{ "role": "user", "content": "a" }, { "role": "assistant", "tool_calls": [
+                { "id": "x", "type": "function", "function": { "name": "f", "arguments": "{}", "result": 1 } } ] }] }),
+            "messages[1].tool_calls[0].function.result",
+            400,
+        ),
+        (json!({ "tools": [{ "type": "function", "function": { "name": "f" }, "cost": 1 }] }), "tools[0].cost", 400),
+        (
+            json!({ "tools": [{ "type": "function", "function": { "name": "f", "schema": {} } }] }),
+            "tools[0].function.schema",
+            400,
+        ),
+        (
+            json!({ "tools": [{ "type": "function", "function": { "name": "f" } }],
+                    "tool_choice": { "type": "function", "function": { "name": "f", "times": 2 } } }),
+            "tool_choice.function.times",
+            400,
+        ),
+        (json!({ "thinking": { "type": "disabled", "depth": 1 } }), "thinking.depth", 400),
+        (json!({ "stream": true, "stream_options": { "include_all": true } }), "stream_options.include_all", 400),
     ] {
         let (found, _, name, message) = server.refused(PATH, &request(more.clone()));
         assert_eq!((found, name.as_str()), (status, param), "{more}: {message}");
         assert!(!message.is_empty());
     }
+    // An answer sent back as clients got it is fine.
+    let answer = json!({ "role": "assistant", "content": "b", "refusal": null, "annotations": [], "audio": null,
+                         "function_call": null, "tool_calls": null });
+    let messages = json!([{ "role": "user", "content": "a" }, answer, { "role": "user", "content": "c" }]);
+    server.ok(PATH, &request(json!({ "messages": messages })));
     let reply = server.post(PATH, &request(json!({ "frobnicate": 1, "user": "me" })));
     assert_eq!((reply.status, reply.header("x-ignored-parameters")), (200, Some("frobnicate")));
 }
@@ -198,6 +231,38 @@ fn with_calls() -> tempfile::TempDir {
     token["special"] = false.into();
     std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
     folder
+}
+
+#[test]
+fn calls_that_are_cut_are_no_content_in_streams_and_whole_answers() {
+    let folder = with_calls();
+    let server = Server::start(&["--model", folder.path().to_str().unwrap(), "--tool_call_parser", "hermes"]);
+    let tool = json!({ "type": "function", "function": { "name": "plan", "parameters": {
+        "type": "object", "properties": { "city": { "enum": ["Rome", "Oslo"] } }, "required": ["city"] } } });
+    let mut begun = 0;
+    for max_tokens in (1..40).step_by(3) {
+        let mut body = request(json!({ "tools": [tool], "tool_choice": "required", "max_tokens": max_tokens }));
+        let choice = server.ok(PATH, &body)["choices"][0].clone();
+        let message = &choice["message"];
+        assert_eq!(message["content"].as_str().unwrap_or_default().trim(), "", "{max_tokens}: {choice}");
+        let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
+        begun += usize::from(!calls.is_empty());
+        body["stream"] = true.into();
+        let chunks = server.post(PATH, &body).chunks();
+        let streamed = joined(&chunks);
+        assert_eq!((streamed[0].0.as_str(), &streamed[0].1), ("", &choice["finish_reason"]), "{max_tokens}");
+        let mut arguments = vec![String::new(); calls.len()];
+        for call in chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array()).flatten() {
+            let text = call["function"]["arguments"].as_str().unwrap();
+            arguments[call["index"].as_u64().unwrap() as usize].push_str(text);
+        }
+        let whole: Vec<&str> = calls.iter().map(|call| call["function"]["arguments"].as_str().unwrap()).collect();
+        assert_eq!(arguments, whole, "{max_tokens}");
+        if max_tokens == 1 {
+            assert_eq!(choice["finish_reason"], "length");
+        }
+    }
+    assert!(begun > 0, "no call began within 40 tokens");
 }
 
 #[test]

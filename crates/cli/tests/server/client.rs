@@ -109,9 +109,17 @@ impl Server {
     }
 
     pub(crate) fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream
+        connect(&self.address)
+    }
+
+    /// As [`Server::ok`], by another of the addresses that the server listens on.
+    pub(crate) fn ok_at(&self, host: &str, path: &str, body: &Value) -> Value {
+        let (_, port) = self.address.rsplit_once(':').unwrap();
+        let mut stream = connect(&format!("{host}:{port}"));
+        stream.write_all(self.text("POST", path, &[], &body.to_string()).as_bytes()).unwrap();
+        let reply = read_reply(&mut stream);
+        assert_eq!(reply.status, 200, "{host}: {}", reply.body);
+        reply.json()
     }
 
     /// Sends a request as it is and reads the response to its end.
@@ -188,6 +196,12 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
 }
 
 /// Reads a response until the connection ends.

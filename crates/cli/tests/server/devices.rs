@@ -85,3 +85,75 @@ fn every_device_says_how_it_is() {
     assert!(health["cpu_0"]["rates"].as_str().unwrap().starts_with("measured"), "{health}");
     assert!(health["sim_ascend910b_0"]["rates"].as_str().unwrap().contains("not real"), "{health}");
 }
+
+/// Requests that went this far.
+fn routed(server: &Server, distance: &str) -> u64 {
+    let figures = server.get("/metrics").body;
+    let label = format!("distance=\"{distance}\"");
+    let line = figures.lines().find(|line| line.starts_with("qwen:routed_requests_total") && line.contains(&label));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("{figures}"))
+}
+
+/// Simulated: two sockets, two PCIe switches at each, an interface and two devices below each switch. What crosses a switch is
+/// counted, not timed: all requests move equally many bytes, so requests are counted.
+#[test]
+fn requests_go_to_devices_near_where_they_came_in() {
+    const MACHINE: &str = "delay_us=0,devices=8,sockets=2,switches=2";
+    const REQUESTS: usize = 48;
+    let (plugins, machine) = (plugins(), tempfile::tempdir().unwrap());
+    hal_sim::write_machine(MACHINE, machine.path()).unwrap();
+    let environment = [("QWEN_HAL_PATH", plugins.path().to_str().unwrap()), ("QWEN_SIM", MACHINE)];
+    let topology = machine.path().to_str().unwrap();
+    let devices = "sim:ascend910b:0,1,2,3,4,5,6,7";
+    let arguments = ["--device", devices, "--topology", topology, "--host", "0.0.0.0", "--guard=false"];
+    let server = Server::start_with(&[&arguments[..], &["--max_batch_size", "4"]].concat(), &environment);
+    let health = server.get("/healthz").json();
+    for device in 0..8 {
+        let report = &health[format!("sim_ascend910b_{device}")];
+        let root = format!("pci710{}:00/", device / 2);
+        assert_eq!(report["numa_node"], device / 4, "{report}");
+        assert!(report["pci"].as_str().unwrap().starts_with(&root), "{report}");
+    }
+    // One at a time: each goes to one of the two devices below the switch of its interface.
+    let computed = |device: usize| {
+        let figures = server.get("/metrics").body;
+        let label = format!("engine=\"{device}\"");
+        let line =
+            figures.lines().find(|line| line.starts_with("vllm:generation_tokens_total") && line.contains(&label));
+        line.unwrap().rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    for switch in 0..4 {
+        let before = computed(2 * switch) + computed(2 * switch + 1);
+        server.ok_at(&format!("127.0.{}.1", switch + 1), CHAT, &chat());
+        assert_eq!(computed(2 * switch) + computed(2 * switch + 1) - before, 12.0, "switch {switch}");
+    }
+    assert_eq!(routed(&server, "same_switch"), 4);
+    // Sixteen at a time take half of the places, with shares of 40, 30, 20 and 10 of a hundred on the four interfaces.
+    let interface_of = |i: usize| [0, 0, 0, 0, 1, 1, 1, 2, 2, 3][i * 7 % 10];
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    if i >= REQUESTS {
+                        return;
+                    }
+                    let mut salted = chat();
+                    salted["cache_salt"] = format!("{i}").into();
+                    server.ok_at(&format!("127.0.{}.1", interface_of(i) + 1), CHAT, &salted);
+                }
+            });
+        }
+    });
+    let near = routed(&server, "same_switch") - 4;
+    let all: u64 =
+        near + ["same_root", "same_node", "other_node", "unknown"].map(|far| routed(&server, far)).iter().sum::<u64>();
+    assert_eq!(all, REQUESTS as u64);
+    let share = |crossing: usize| 100.0 * crossing as f64 / REQUESTS as f64;
+    let (nearest, round_robin) =
+        (share(REQUESTS - near as usize), share((0..REQUESTS).filter(|i| i % 8 / 2 != interface_of(*i)).count()));
+    let cut = 100.0 * (1.0 - nearest / round_robin);
+    println!("simulated: {nearest:.0}% cross a switch, round robin {round_robin:.0}%, cut by {cut:.0}%");
+    assert!(cut > 50.0, "{nearest} of {round_robin}");
+}

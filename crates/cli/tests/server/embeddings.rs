@@ -89,7 +89,9 @@ fn what_can_not_be_done_is_refused_by_name() {
         (json!({ "input": "" }), "input"),
         (json!({ "input": [] }), "input"),
         (json!({ "input": [[]] }), "input"),
-        (json!({ "input": ["a", ""] }), "input"),
+        (json!({ "input": ["a", ""] }), "input[1]"),
+        (json!({ "input": [[1], [2, -1]] }), "input[1]"),
+        (json!({ "input": ["a", 1] }), "input[1]"),
         (json!({ "input": [1, "a"] }), "input"),
         (json!({ "input": [-1] }), "input"),
         (json!({ "input": [320] }), "input"),
@@ -102,6 +104,9 @@ fn what_can_not_be_done_is_refused_by_name() {
         (json!({ "input": "a", "encoding_format": "int8" }), "encoding_format"),
         (json!({ "input": "a", "truncate_prompt_tokens": 4 }), "truncate_prompt_tokens"),
         (json!({ "input": "a", "normalize": false }), "normalize"),
+        (json!({ "input": "a", "priority": 3 }), "priority"),
+        (json!({ "input": "a", "stream": true }), "stream"),
+        (json!({ "input": "a", "pooling": "mean" }), "pooling"),
     ] {
         let (status, _, name, message) = server.refused(PATH, &body);
         assert_eq!((status, name.as_str()), (400, param), "{body}: {message}");
@@ -109,9 +114,14 @@ fn what_can_not_be_done_is_refused_by_name() {
     // One text of many that is too long is found before any is computed.
     let mut texts = vec![json!([5, 6]); 100];
     texts.push(json!(long));
-    assert_eq!(server.refused(PATH, &json!({ "input": texts })).0, 400);
+    let (status, _, param, message) = server.refused(PATH, &json!({ "input": texts }));
+    assert_eq!((status, param.as_str()), (400, "input[100]"));
+    assert!(message.starts_with("input[100]: the text has 257 tokens") && !message.contains("answer"), "{message}");
     assert_eq!(server.figure("qwen:steps_total"), 0.0);
     assert_eq!(server.refused(PATH, &json!({ "input": "a", "model": "other" })).0, 404);
+    let may = Server::start(&["--allow_priority"]);
+    let reply = may.post(PATH, &json!({ "input": "a", "priority": 3, "stream": false }));
+    assert_eq!((reply.status, reply.header("x-ignored-parameters")), (200, None));
     let without = Server::start(&["--pooling", "none"]);
     let (status, code, _, message) = without.refused(PATH, &json!({ "input": "a" }));
     assert_eq!((status, code.as_str()), (501, "not_implemented"));

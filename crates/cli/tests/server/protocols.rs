@@ -41,6 +41,12 @@ fn responses_whole_and_streamed() {
         (json!({ "truncation": "auto" }), "truncation"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
         (json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "input[0].type"),
+        (json!({ "input": [{ "role": "user", "content": "a", "mood": 1 }] }), "input[0].mood"),
+        (json!({ "tools": [{ "type": "function", "name": "f", "cost": 1 }] }), "tools[0].cost"),
+        (json!({ "text": { "format": { "type": "text" }, "verbosity": "low" } }), "text.verbosity"),
+        (json!({ "reasoning": { "effort": 3 } }), "reasoning.effort"),
+        (json!({ "n": 2 }), "n"),
+        (json!({ "enable_thinking": "yes" }), "enable_thinking"),
     ] {
         let mut wrong = json!({ "input": "a" });
         wrong.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -75,6 +81,11 @@ fn messages_whole_and_streamed() {
         json!({ "messages": [{ "role": "user", "content": "a" }] }),
         json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": [{ "type": "image" }] }] }),
         json!({ "max_tokens": 5, "messages": [], "mcp_servers": [{}] }),
+        json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "a", "mood": 1 }] }),
+        json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": [{ "type": "text", "text": "a", "mood": 1 }] }] }),
+        json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "a" }], "tools": [{ "name": "f", "cost": 1 }] }),
+        json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "a" }], "tool_choice": { "type": "auto", "x": 1 } }),
+        json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "a" }], "seed": "x" }),
     ] {
         let reply = server.post("/v1/messages", &wrong);
         assert_eq!(

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 use crate::handle::About;
 use crate::stats::EngineStats;
-use crate::topology::{Place, Topology};
+use crate::topology::{Distance, Place, Topology};
 use crate::{Engine, EngineError, EngineHandle, Outputs, Progress, Request, SubmitError};
 
 pub use answer::FleetOutputs;
@@ -196,6 +196,8 @@ struct Shared {
     cancelled: AtomicU64,
     /// Requests that went on on another device, or on the same one after a test.
     moved: AtomicU64,
+    /// Requests by the distance that they went, as in [`Distance::NAMES`].
+    routed: [AtomicU64; Distance::NAMES.len()],
     /// Told of every change of a device's state.
     changes: watch::Sender<u64>,
     supervisor: Mutex<Sender<Message>>,
@@ -243,7 +245,11 @@ impl Shared {
             let Some(handle) = self.seats[index].handle() else { continue };
             let request = request.clone();
             match if again { handle.submit_again(request) } else { handle.submit(request) } {
-                Ok((_, outputs)) => return Ok(Some((index, outputs))),
+                Ok((_, outputs)) => {
+                    let distance = self.topology.distance(from, &self.seats[index].place);
+                    self.routed[distance.kind()].fetch_add(1, Ordering::Relaxed);
+                    return Ok(Some((index, outputs)));
+                }
                 Err(SubmitError::Stopped) => self.report(index, Event::Failed, "its engine has stopped"),
                 Err(error) => return Err(error),
             }
@@ -260,6 +266,8 @@ pub struct InstanceReport {
     pub title: String,
     /// `QHAL_KIND_*`.
     pub kind: u32,
+    /// Where it is plugged in.
+    pub place: Place,
     /// How far it is trusted.
     pub trust: Trust,
     /// Why it was in doubt the last time; empty if it never was.
@@ -440,6 +448,12 @@ impl Fleet {
         self.0.moved.load(Ordering::Relaxed)
     }
 
+    /// Requests that were sent to devices, by the distance from where they came in, as in [`Distance::NAMES`].
+    #[must_use]
+    pub fn routed(&self) -> [u64; Distance::NAMES.len()] {
+        std::array::from_fn(|kind| self.0.routed[kind].load(Ordering::Relaxed))
+    }
+
     /// Runs something with the engine of a device between two steps.
     ///
     /// # Errors
@@ -460,6 +474,7 @@ impl Fleet {
                 name: seat.name.clone(),
                 title: seat.title.clone(),
                 kind: seat.hal_kind,
+                place: seat.place.clone(),
                 trust: condition.trust,
                 reason: condition.reason,
                 faults: condition.faults,

@@ -128,6 +128,7 @@ impl Fleet {
             draining: AtomicBool::new(false),
             cancelled: AtomicU64::new(0),
             moved: AtomicU64::new(0),
+            routed: std::array::from_fn(|_| AtomicU64::new(0)),
             changes: watch::Sender::new(0),
             supervisor: Mutex::new(supervisor.clone()),
         });

@@ -2,7 +2,7 @@
 //!
 //! In: text in pieces of any size. Out: [`Piece`]s. One parser serves streams and whole answers: the pieces of the same text,
 //! put together, are the same however it was cut (property-tested). Nothing is dropped but markup and the white space around
-//! it; what looks like a call and is none comes out as content.
+//! it; what looks like a call and is none comes out as content, unless the answer was cut before that was certain.
 
 mod json;
 mod parser;

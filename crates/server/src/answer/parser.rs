@@ -98,27 +98,35 @@ impl AnswerParser {
         while self.round(pieces) {}
     }
 
-    /// The answer has ended.
-    pub fn finish(&mut self, pieces: &mut Vec<Piece>) {
+    /// The answer has ended: by itself, or because it was `cut`, for its length or at a stop text. What might have become markup is
+    /// text in an answer that ended so; of one that was cut it is dropped, as is a call that has no arguments yet. A call that has
+    /// some keeps them.
+    pub fn finish(&mut self, cut: bool, pieces: &mut Vec<Piece>) {
         let rest = std::mem::take(&mut self.buffer);
+        // What more text could have turned into markup.
+        let certain = |marker: &str| if cut { &rest[..rest.len() - overlap(&rest, marker)] } else { rest.as_str() };
         match &self.state {
             State::Thinking => {
-                let text = if self.trim_start { rest.trim_start() } else { rest.as_str() };
+                let text = certain(THINK_END);
+                let text = if self.trim_start { text.trim_start() } else { text };
                 self.reason(text.trim_end(), pieces);
             }
-            State::Start | State::Content => self.last_content(&rest, pieces),
-            State::Object(object) if !object.begun() => {
+            State::Start if cut && !rest.trim().is_empty() => {}
+            State::Content => {
+                let text = self.options.tools.map_or(rest.as_str(), |format| certain(format.marker()));
+                let text = if text.len() < rest.len() { text.trim_end() } else { text };
+                self.last_content(text, pieces);
+            }
+            State::Object(object) if object.begun() => {}
+            State::Object(object) if cut && (object.could_call() || self.raw.starts_with('<')) => {}
+            State::Header | State::Between | State::ObjectEnd if cut => {}
+            State::Object(_) | State::Header => {
                 let text = std::mem::take(&mut self.raw) + &rest;
                 self.last_content(&text, pieces);
             }
-            State::Header => {
-                let text = std::mem::take(&mut self.raw) + &rest;
-                self.last_content(&text, pieces);
-            }
-            State::Between | State::ObjectEnd | State::ObjectNext => self.last_content(&rest, pieces),
-            // A call that was cut off keeps the arguments that it has.
-            State::RawArguments => self.argue(rest.trim_end().to_owned(), pieces),
-            State::Object(_) | State::BeforeArguments | State::Arguments(_) | State::CallEnd => {}
+            State::Start | State::Between | State::ObjectEnd | State::ObjectNext => self.last_content(&rest, pieces),
+            State::RawArguments => self.argue(certain(DEEPSEEK_CALL_END).trim_end().to_owned(), pieces),
+            State::BeforeArguments | State::Arguments(_) | State::CallEnd => {}
         }
     }
 

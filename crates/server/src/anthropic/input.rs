@@ -3,6 +3,73 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::input::parameters::{Handling, Row, check_object};
+
+const CACHE: Row = ("cache_control", Handling::NoEffect("the prefix cache finds equal prefixes by itself"));
+
+/// Entries of a message.
+const MESSAGE: &[Row] = &[("role", Handling::Used), ("content", Handling::Used)];
+
+/// Kinds of blocks and their entries.
+const BLOCKS: &[(&str, &[Row])] = &[
+    (
+        "text",
+        &[
+            ("type", Handling::Used),
+            ("text", Handling::Used),
+            ("citations", Handling::NoEffect("models read the text")),
+            CACHE,
+        ],
+    ),
+    (
+        "tool_result",
+        &[
+            ("type", Handling::Used),
+            ("tool_use_id", Handling::Used),
+            ("content", Handling::Used),
+            ("is_error", Handling::NoEffect("templates know no errors; the content tells")),
+            CACHE,
+        ],
+    ),
+    (
+        "tool_use",
+        &[
+            ("type", Handling::Used),
+            ("id", Handling::Used),
+            ("name", Handling::Used),
+            ("input", Handling::Used),
+            ("caller", Handling::NoEffect("models are the only callers here")),
+            CACHE,
+        ],
+    ),
+    (
+        "thinking",
+        &[
+            ("type", Handling::Used),
+            ("thinking", Handling::Used),
+            ("signature", Handling::NoEffect("thinking is not signed here")),
+        ],
+    ),
+    ("redacted_thinking", &[("type", Handling::Used), ("data", Handling::NoEffect("nobody here can read it"))]),
+];
+
+/// Entries of a tool.
+const TOOL: &[Row] = &[
+    ("type", Handling::Used),
+    ("name", Handling::Used),
+    ("description", Handling::Used),
+    ("input_schema", Handling::Used),
+    ("strict", Handling::Used),
+    ("eager_input_streaming", Handling::NoEffect("arguments are always sent as they come")),
+    ("defer_loading", Handling::Refused("the model is shown all tools")),
+    ("input_examples", Handling::Refused("put them into the description")),
+    ("allowed_callers", Handling::Refused("models are the only callers here")),
+    CACHE,
+];
+
+/// Entries of a choice of tools.
+const TOOL_CHOICE: &[Row] =
+    &[("type", Handling::Used), ("name", Handling::Used), ("disable_parallel_tool_use", Handling::Used)];
 
 /// Messages of system text and conversation.
 pub(super) fn messages(system: Option<&Value>, list: &Value) -> Result<Vec<Value>, ApiError> {
@@ -14,6 +81,9 @@ pub(super) fn messages(system: Option<&Value>, list: &Value) -> Result<Vec<Value
     let list = list.ok_or_else(|| ApiError::invalid("messages", "messages: expected a list of messages"))?;
     for (i, message) in list.iter().enumerate() {
         let at = format!("messages[{i}]");
+        if let Some(entries) = message.as_object() {
+            check_object(&at, entries, MESSAGE)?;
+        }
         let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
         let content = message.get("content").unwrap_or(&Value::Null);
         match (role, content) {
@@ -40,6 +110,7 @@ fn user(at: &str, blocks: &[Value], messages: &mut Vec<Value>) -> Result<(), Api
     let mut texts = Vec::new();
     for (i, block) in blocks.iter().enumerate() {
         let at = format!("{at}.content[{i}]");
+        check_block(&at, block)?;
         match kind(block) {
             "text" => texts.push(entry(&at, block, "text")?.to_owned()),
             "tool_result" => {
@@ -63,6 +134,7 @@ fn assistant(at: &str, blocks: &[Value]) -> Result<Value, ApiError> {
     let (mut texts, mut thoughts, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     for (i, block) in blocks.iter().enumerate() {
         let at = format!("{at}.content[{i}]");
+        check_block(&at, block)?;
         match kind(block) {
             "text" => texts.push(entry(&at, block, "text")?),
             "thinking" => thoughts.push(entry(&at, block, "thinking")?),
@@ -86,6 +158,14 @@ fn assistant(at: &str, blocks: &[Value]) -> Result<Value, ApiError> {
         message["tool_calls"] = Value::Array(calls);
     }
     Ok(message)
+}
+
+/// Blocks of other kinds are refused by who reads them.
+fn check_block(at: &str, block: &Value) -> Result<(), ApiError> {
+    match (BLOCKS.iter().find(|(known, _)| *known == kind(block)), block.as_object()) {
+        (Some((_, table)), Some(entries)) => check_object(at, entries, table),
+        _ => Ok(()),
+    }
 }
 
 fn kind(block: &Value) -> &str {
@@ -115,6 +195,9 @@ pub(super) fn tools(list: &Value) -> Result<Value, ApiError> {
             let message = format!("{param}: expected custom; this server runs no tools of its own");
             return Err(ApiError::unsupported(param, message));
         }
+        if let Some(entries) = tool.as_object() {
+            check_object(&format!("tools[{i}]"), entries, TOOL)?;
+        }
         let mut function = Map::new();
         let names =
             [("name", "name"), ("description", "description"), ("input_schema", "parameters"), ("strict", "strict")];
@@ -133,7 +216,15 @@ type Choice = (Option<Value>, Option<bool>);
 /// The choice in the form of a chat, and whether several calls are allowed.
 pub(super) fn tool_choice(choice: Option<&Map<String, Value>>) -> Result<Choice, ApiError> {
     let Some(choice) = choice else { return Ok((None, None)) };
-    let several = choice.get("disable_parallel_tool_use").and_then(Value::as_bool).map(|disabled| !disabled);
+    check_object("tool_choice", choice, TOOL_CHOICE)?;
+    let several = match choice.get("disable_parallel_tool_use") {
+        None | Some(Value::Null) => None,
+        Some(Value::Bool(disabled)) => Some(!disabled),
+        Some(_) => {
+            let param = "tool_choice.disable_parallel_tool_use";
+            return Err(ApiError::invalid(param, format!("{param}: expected true or false")));
+        }
+    };
     let wanted = match choice.get("type").and_then(Value::as_str) {
         Some("auto") => "auto".into(),
         Some("any") => "required".into(),

@@ -10,7 +10,7 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::parameters::{Parameters, check};
 use crate::Server;
@@ -171,21 +171,6 @@ impl<T> OneOrMany<T> {
         match self {
             Self::One(one) => vec![one],
             Self::Many(many) => many,
-        }
-    }
-}
-
-/// The names of an object's entries that a table does not have, for objects within a body.
-///
-/// # Errors
-/// If there is one.
-pub fn only(path: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), ApiError> {
-    match object.iter().find(|(name, value)| !value.is_null() && !known.contains(&name.as_str())) {
-        None => Ok(()),
-        Some((name, _)) => {
-            let param = format!("{path}.{name}");
-            let message = format!("{param} is not supported; known here: {}", known.join(", "));
-            Err(ApiError::unsupported(param, message))
         }
     }
 }

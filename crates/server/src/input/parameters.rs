@@ -2,7 +2,8 @@
 //!
 //! A parameter is used, or accepted because it changes nothing here (metadata of the caller), or refused by name. One that is
 //! in no table is unknown: clients of other servers send many such, so it is not refused, but told in the response header
-//! `x-ignored-parameters` and in the log.
+//! `x-ignored-parameters` and in the log. Objects within a body have tables too ([`check_object`]); what they don't hold is refused,
+//! because nobody sends it to be on the safe side.
 
 use serde_json::{Map, Value};
 
@@ -39,6 +40,8 @@ pub trait Parameters {
 
 /// Longest list of unknown names that is told: a response must not grow with what a client sends.
 const MOST_UNKNOWN: usize = 16;
+/// Most characters of an unknown name that are told.
+const MOST_SHOWN: usize = 120;
 
 /// Takes out what asks for nothing, refuses what must be refused, and returns the names that are unknown.
 ///
@@ -60,6 +63,32 @@ pub fn check<P: Parameters>(body: &mut Map<String, Value>) -> Result<Vec<String>
         }
     }
     Ok(unknown)
+}
+
+/// Refuses entries of an object within a body that its table refuses or does not hold; `at` names the object.
+///
+/// # Errors
+/// If there is one; the error names it.
+pub fn check_object(at: &str, object: &Map<String, Value>, table: &[Row]) -> Result<(), ApiError> {
+    for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+        let param = || format!("{at}.{name}");
+        match table.iter().find(|(known, _)| known == name).map(|(_, handling)| *handling) {
+            Some(Handling::Used | Handling::NoEffect(_)) => {}
+            Some(Handling::Refused(_)) if asks_for_nothing(value) => {}
+            Some(Handling::RefusedUnlessTrue(_)) if value == true => {}
+            Some(Handling::Refused(why) | Handling::RefusedUnlessTrue(why)) => {
+                return Err(ApiError::unsupported(param(), format!("{} is not supported: {why}", param())));
+            }
+            None => {
+                let used = table.iter().filter(|(_, handling)| *handling == Handling::Used).map(|(known, _)| *known);
+                let expected = used.collect::<Vec<_>>().join(", ");
+                let shown: String = param().chars().take(MOST_SHOWN).collect();
+                let message = format!("{shown} is unknown: expected {expected} here; leave it out");
+                return Err(ApiError::unsupported(shown, message));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn asks_for_nothing(value: &Value) -> bool {
@@ -97,6 +126,22 @@ mod tests {
         let error = checked(&json!({"c": 1})).unwrap_err();
         assert_eq!((error.param.as_deref(), error.code), (Some("c"), Some("unsupported_parameter")));
         assert!(error.message.contains("no reason"));
+    }
+
+    #[test]
+    fn entries_of_objects_have_their_fate_too() {
+        const TABLE: &[Row] =
+            &[("a", Handling::Used), ("b", Handling::NoEffect("none")), ("c", Handling::Refused("why"))];
+        let checked = |object: Value| check_object("x[0]", object.as_object().unwrap(), TABLE);
+        assert!(checked(json!({"a": 1, "b": 2, "c": false, "d": null})).is_ok());
+        for (object, param, word) in
+            [(json!({"c": 1}), "x[0].c", "why"), (json!({"a": 1, "d": 0}), "x[0].d", "expected a")]
+        {
+            let error = checked(object).unwrap_err();
+            assert_eq!((error.param.as_deref(), error.code), (Some(param), Some("unsupported_parameter")));
+            assert!(error.message.contains(word), "{}", error.message);
+        }
+        assert!(checked(json!({ "x".repeat(10_000): 1 })).unwrap_err().message.len() < 300);
     }
 
     #[test]

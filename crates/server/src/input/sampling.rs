@@ -157,10 +157,7 @@ impl SamplingFields {
     /// If one is out of range.
     pub fn resolve(&self, server: &Server) -> Result<SamplingParams, ApiError> {
         let base = &server.model()?.defaults;
-        if self.priority.is_some_and(|priority| priority != 0) && !server.config.allow_priority {
-            let why = "priority: this server gives none to clients; start it with --allow_priority";
-            return Err(ApiError::unsupported("priority", why));
-        }
+        priority(self.priority, server)?;
         Ok(SamplingParams {
             temperature: temperature(in_range("temperature", self.temperature, 0.0, 2.0)?.unwrap_or(base.temperature)),
             top_p: in_range("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)?.unwrap_or(base.top_p),
@@ -190,6 +187,21 @@ impl SamplingFields {
             let digest = Sha256::digest(salt.as_bytes());
             digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
         })
+    }
+}
+
+/// Whose turn it is, if clients may say that.
+///
+/// # Errors
+/// If they may not.
+pub fn priority(asked: Option<i32>, server: &Server) -> Result<i32, ApiError> {
+    match asked.unwrap_or(0) {
+        0 => Ok(0),
+        priority if server.config.allow_priority => Ok(priority),
+        _ => {
+            let why = "priority: this server gives none to clients; start it with --allow_priority";
+            Err(ApiError::unsupported("priority", why))
+        }
     }
 }
 

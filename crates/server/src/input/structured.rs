@@ -3,11 +3,10 @@
 //! `response_format` of OpenAI, `structured_outputs` of vLLM (and its older `guided_*`), `grammar` and `json_schema` of
 //! llama-server. At most one may be given. Grammars are compiled by the engine within its own budget.
 
-use qwen_engine::{Constraint, Grammar};
+use qwen_engine::{Constraint, Grammar, is_gbnf};
 use serde_json::{Map, Value};
 
-use super::body::only;
-use super::parameters::{Handling, Row};
+use super::parameters::{Handling, Row, check_object};
 use crate::error::ApiError;
 
 /// Longest source of a grammar, schema or expression in bytes.
@@ -27,6 +26,38 @@ pub const STRUCTURED: &[Row] = &[
     ("grammar", Handling::Used),
     ("guided_decoding_backend", Handling::NoEffect("there is one")),
     ("guided_whitespace_pattern", Handling::Refused("white space is as the grammar allows")),
+    ("structural_tag", Handling::Refused("use tools with tool_choice, or a grammar")),
+];
+
+/// Entries of `response_format`, by its type.
+const FORMAT_JSON_OBJECT: &[Row] = &[("type", Handling::Used), ("schema", Handling::Used)];
+const FORMAT_JSON_SCHEMA: &[Row] = &[("type", Handling::Used), ("json_schema", Handling::Used)];
+const FORMAT_REGEX: &[Row] = &[("type", Handling::Used), ("pattern", Handling::Used)];
+const FORMAT_GRAMMAR: &[Row] =
+    &[("type", Handling::Used), ("grammar", Handling::Used), ("syntax", Handling::Refused("the grammar itself tells"))];
+const FORMAT_TEXT: &[Row] = &[("type", Handling::Used)];
+
+/// What describes a schema: the entries of `json_schema`, or of the format itself in the Responses protocol.
+const DESCRIBED_SCHEMA: &[Row] = &[
+    ("schema", Handling::Used),
+    ("json_schema", Handling::Used),
+    ("strict", Handling::NoEffect("the schema always holds")),
+    ("type", Handling::NoEffect("known already")),
+    ("name", Handling::NoEffect("a label of the caller")),
+    ("description", Handling::NoEffect("models are not shown the schema; say it in the prompt")),
+];
+
+/// Entries of `structured_outputs`.
+const OUTPUTS: &[Row] = &[
+    ("json", Handling::Used),
+    ("regex", Handling::Used),
+    ("choice", Handling::Used),
+    ("grammar", Handling::Used),
+    ("json_object", Handling::Used),
+    ("disable_fallback", Handling::NoEffect("there is one backend")),
+    ("disable_any_whitespace", Handling::Refused("white space is as the grammar allows")),
+    ("disable_additional_properties", Handling::Refused("write additionalProperties: false into the schema")),
+    ("whitespace_pattern", Handling::Refused("white space is as the grammar allows")),
     ("structural_tag", Handling::Refused("use tools with tool_choice, or a grammar")),
 ];
 
@@ -57,9 +88,9 @@ pub fn grammar(body: &Value) -> Result<Option<Grammar>, ApiError> {
         ("guided_json", schema),
         ("guided_regex", regex),
         ("guided_choice", choice),
-        ("guided_grammar", lark),
+        ("guided_grammar", written),
         ("json_schema", schema),
-        ("grammar", lark),
+        ("grammar", written),
     ];
     for (name, read) in readers {
         if let Some(value) = field(name) {
@@ -83,23 +114,36 @@ pub fn response_format(format: &Value) -> Result<Option<Grammar>, ApiError> {
     const NAME: &str = "response_format";
     let format = object(NAME, format)?;
     match format.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Grammar::JsonObject)),
+        Some("text") => check_object(NAME, format, FORMAT_TEXT).map(|()| None),
+        Some("json_object") => {
+            check_object(NAME, format, FORMAT_JSON_OBJECT)?;
+            let found = format.get("schema").filter(|schema| !schema.is_null());
+            found.map_or(Ok(Grammar::JsonObject), |found| schema("response_format.schema", found)).map(Some)
+        }
         Some("json_schema") => {
             // The Responses protocol has the schema's entries at the top.
             let described = match format.get("json_schema") {
-                Some(inner) => object("response_format.json_schema", inner)?,
-                None => format,
+                Some(inner) => {
+                    check_object(NAME, format, FORMAT_JSON_SCHEMA)?;
+                    let inner = object("response_format.json_schema", inner)?;
+                    check_object("response_format.json_schema", inner, DESCRIBED_SCHEMA).map(|()| inner)?
+                }
+                None => check_object(NAME, format, DESCRIBED_SCHEMA).map(|()| format)?,
             };
-            only(NAME, described, &["type", "name", "schema", "strict", "description"])?;
             let found = described.get("schema").or_else(|| described.get("json_schema"));
             let found = found.ok_or_else(|| {
                 ApiError::invalid(NAME, "response_format.json_schema.schema: expected a JSON schema, found nothing")
             })?;
             schema("response_format.json_schema.schema", found).map(Some)
         }
-        Some("regex") => regex(NAME, format.get("pattern").unwrap_or(&Value::Null)).map(Some),
-        Some("grammar") => lark(NAME, format.get("grammar").unwrap_or(&Value::Null)).map(Some),
+        Some("regex") => {
+            check_object(NAME, format, FORMAT_REGEX)?;
+            regex(NAME, format.get("pattern").unwrap_or(&Value::Null)).map(Some)
+        }
+        Some("grammar") => {
+            check_object(NAME, format, FORMAT_GRAMMAR)?;
+            written(NAME, format.get("grammar").unwrap_or(&Value::Null)).map(Some)
+        }
         other => {
             let found = other.unwrap_or("nothing");
             let message = format!("response_format.type: expected text, json_object or json_schema, found {found}");
@@ -111,8 +155,9 @@ pub fn response_format(format: &Value) -> Result<Option<Grammar>, ApiError> {
 fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>, ApiError> {
     const NAME: &str = "structured_outputs";
     let outputs = object(NAME, outputs)?;
-    only(NAME, outputs, &["json", "regex", "choice", "grammar", "json_object"])?;
-    let mut given = outputs.iter().filter(|(_, value)| !value.is_null());
+    check_object(NAME, outputs, OUTPUTS)?;
+    let asks = |name: &str| OUTPUTS.iter().any(|(known, handling)| *known == name && *handling == Handling::Used);
+    let mut given = outputs.iter().filter(|(name, value)| !value.is_null() && asks(name));
     let Some((kind, value)) = given.next() else { return Ok(None) };
     if given.next().is_some() {
         return Err(ApiError::invalid(NAME, "structured_outputs: expected one entry, found several"));
@@ -121,8 +166,11 @@ fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>, ApiError> {
         "json" => schema(NAME, value).map(Some),
         "regex" => regex(NAME, value).map(Some),
         "choice" => choice(NAME, value).map(Some),
-        "grammar" => lark(NAME, value).map(Some),
-        _ => Ok(value.as_bool().filter(|wanted| *wanted).map(|_| Grammar::JsonObject)),
+        "grammar" => written(NAME, value).map(Some),
+        _ => match value.as_bool() {
+            Some(wanted) => Ok(wanted.then_some(Grammar::JsonObject)),
+            None => Err(ApiError::invalid(NAME, "structured_outputs.json_object: expected true or false")),
+        },
     }
 }
 
@@ -186,14 +234,10 @@ fn choice(name: &'static str, value: &Value) -> Result<Grammar, ApiError> {
     Ok(Grammar::Choice(texts))
 }
 
-fn lark(name: &'static str, value: &Value) -> Result<Grammar, ApiError> {
+/// A grammar in Lark form or in GBNF, told apart by how its first rule is written.
+fn written(name: &'static str, value: &Value) -> Result<Grammar, ApiError> {
     let source = text(name, value)?;
-    if source.contains("::=") {
-        let message =
-            format!("{name}: GBNF is not supported; write the grammar in Lark form, rules as `start: \"a\" | \"b\"`");
-        return Err(ApiError::unsupported(name, message));
-    }
-    Ok(Grammar::Lark(source))
+    Ok(if is_gbnf(&source) { Grammar::Gbnf(source) } else { Grammar::Lark(source) })
 }
 
 #[cfg(test)]
@@ -216,9 +260,15 @@ mod tests {
         ] {
             assert_eq!(grammar(&body).unwrap(), expected, "{body}");
         }
+        let llama_server = json!({"response_format": {"type": "json_object", "schema": schema}});
+        assert_eq!(grammar(&llama_server).unwrap(), expected);
         assert_eq!(grammar(&json!({"response_format": {"type": "text"}})).unwrap(), None);
         assert_eq!(grammar(&json!({"guided_choice": ["a"]})).unwrap(), Some(Grammar::Choice(vec!["a".into()])));
         assert_eq!(grammar(&json!({"guided_regex": "a+"})).unwrap(), Some(Grammar::Regex("a+".into())));
+        let gbnf = "# llama.cpp's\nroot ::= \"a\"";
+        assert_eq!(grammar(&json!({"grammar": gbnf})).unwrap(), Some(Grammar::Gbnf(gbnf.into())));
+        let lark = "start: \"::=\"";
+        assert_eq!(grammar(&json!({"guided_grammar": lark})).unwrap(), Some(Grammar::Lark(lark.into())));
     }
 
     #[test]
@@ -227,11 +277,22 @@ mod tests {
             (json!({"response_format": {"type": "xml"}}), "response_format"),
             (json!({"response_format": "json"}), "response_format"),
             (json!({"response_format": {"type": "json_schema", "json_schema": {}}}), "response_format"),
+            (json!({"response_format": {"type": "json_object", "scheme": {}}}), "response_format.scheme"),
+            (json!({"response_format": {"type": "text", "pattern": "a"}}), "response_format.pattern"),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}}),
+                "response_format.json_schema.x",
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}}),
+                "response_format.schema",
+            ),
+            (json!({"structured_outputs": {"json": {}, "x": 1}}), "structured_outputs.x"),
+            (json!({"structured_outputs": {"json_object": 1}}), "structured_outputs"),
             (json!({"guided_json": {}, "guided_regex": "a"}), "guided_regex"),
             (json!({"guided_choice": []}), "guided_choice"),
             (json!({"guided_choice": [1]}), "guided_choice"),
-            (json!({"grammar": "root ::= \"a\""}), "grammar"),
-            (json!({"structured_outputs": {"structural_tag": {}}}), "structured_outputs.structural_tag"),
+            (json!({"structured_outputs": {"structural_tag": {"a": 1}}}), "structured_outputs.structural_tag"),
             (json!({"structured_outputs": {"regex": "a", "json": {}}}), "structured_outputs"),
             (json!({"guided_regex": "a".repeat(MAX_SOURCE + 1)}), "guided_regex"),
         ] {

@@ -18,7 +18,7 @@ use crate::error::{ApiError, ErrorBody};
 use crate::gate::RequestId;
 use crate::generation::{Answer, Job, collect, finish_name, start, stop_reason};
 use crate::input::body::Body;
-use crate::input::parameters::{Handling, Parameters, Row};
+use crate::input::parameters::{Handling, Parameters, Row, check_object};
 use crate::input::sampling::{MAX_TOP_LOGPROBS, OTHERS, SAMPLING, SamplingFields, max_tokens};
 use crate::input::structured::{STRUCTURED, after_thinking, grammar};
 use crate::keys::Client;
@@ -190,6 +190,18 @@ const CHAT: &[Row] = &[
     ("add_special_tokens", Handling::Refused("the chat template writes them")),
     ("best_of", Handling::Refused("use n")),
     ("suffix", Handling::Refused("use messages")),
+];
+
+/// Entries of `tool_choice`, of its function, and of `thinking`.
+const TOOL_CHOICE: &[Row] = &[("type", Handling::Used), ("function", Handling::Used), ("name", Handling::Used)];
+const CHOSEN: &[Row] = &[("name", Handling::Used)];
+const THINKING: &[Row] = &[
+    ("type", Handling::Used),
+    (
+        "budget_tokens",
+        Handling::NoEffect("its clients must send it; thinking ends by itself, or with the answer's tokens"),
+    ),
+    ("display", Handling::Refused("thinking is always sent as it is")),
 ];
 
 /// Parameters of the endpoint.
@@ -382,6 +394,7 @@ pub(crate) async fn prepare(
         name: model.names.first().cloned().unwrap_or_default(),
         job: Job {
             embed: None,
+            prompt_param: "messages",
             grammar_param: if structured { "response_format" } else { "tools" },
             n,
             sampling: params,
@@ -449,6 +462,12 @@ impl ToolUse {
                 _ => return wrong(format!("tool_choice: expected none, auto, required or a function, found {word:?}")),
             },
             Some(named) => {
+                if let Some(entries) = named.as_object() {
+                    check_object(NAME, entries, TOOL_CHOICE)?;
+                }
+                if let Some(entries) = named["function"].as_object() {
+                    check_object("tool_choice.function", entries, CHOSEN)?;
+                }
                 match named.pointer("/function/name").or_else(|| named.get("name")).and_then(Value::as_str) {
                     Some(name) => Self::Named(name.to_owned()),
                     None => return wrong("tool_choice: expected {type: function, function: {name}}".to_owned()),
@@ -486,6 +505,9 @@ fn kwargs(model: &ServedModel, fields: &ChatFields) -> Result<Map<String, Value>
         thinking_kwargs(model, "enable_thinking", wanted, &mut kwargs)?;
     }
     if let Some(thinking) = &fields.thinking {
+        if let Some(entries) = thinking.as_object() {
+            check_object("thinking", entries, THINKING)?;
+        }
         let wanted = match thinking.get("type").and_then(Value::as_str) {
             Some("enabled" | "adaptive") => true,
             Some("disabled") => false,

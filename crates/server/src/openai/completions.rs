@@ -206,12 +206,15 @@ pub(crate) async fn completions(
         let message = "max_tokens: expected at least 1, or 0 with echo or prompt_logprobs, found 0";
         return Err(ApiError::invalid("max_tokens", message));
     }
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let (at, longest) = prompts.iter().map(Vec::len).enumerate().max_by_key(|(_, tokens)| *tokens).unwrap_or((0, 0));
+    let of_one = |error: ApiError| if prompts.len() > 1 { error.of_one("prompt", at) } else { error };
     params.max_tokens = match asked {
         0 => 0,
         // The protocol's default is no wish of the client's: it gives way to the context.
-        _ if fields.max_tokens.is_none() => max_tokens(None, "max_tokens", longest, context)?.min(asked as u32),
-        asked => max_tokens(Some(asked), "max_tokens", longest, context)?,
+        _ if fields.max_tokens.is_none() => {
+            max_tokens(None, "max_tokens", longest, context).map_err(of_one)?.min(asked as u32)
+        }
+        asked => max_tokens(Some(asked), "max_tokens", longest, context).map_err(of_one)?,
     };
     let echoed = if fields.echo { fields.logprobs.or((asked == 0).then_some(0)) } else { None };
     let job = Job {
@@ -225,6 +228,7 @@ pub(crate) async fn completions(
         request_id,
         prompts,
         embed: None,
+        prompt_param: "prompt",
         grammar_param: "response_format",
     };
     let tokenizer = model.engine.about().tokenizer.clone();

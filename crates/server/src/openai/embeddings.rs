@@ -21,6 +21,7 @@ use crate::gate::RequestId;
 use crate::generation::{Job, collect, start_at};
 use crate::input::body::Body;
 use crate::input::parameters::{Handling, Parameters, Row};
+use crate::input::sampling::priority;
 use crate::keys::Client;
 use crate::prompt::prompts;
 use crate::{Server, gate};
@@ -45,6 +46,8 @@ pub(crate) struct EmbeddingRequest {
     /// Put in the tokens that the model wants at the beginning of a text.
     #[schema(default = true)]
     add_special_tokens: Option<bool>,
+    /// Lower runs earlier. Refused unless the server was started with `--allow_priority`.
+    priority: Option<i32>,
 }
 
 /// Form of vectors.
@@ -68,11 +71,19 @@ const EMBEDDINGS: &[Row] = &[
     ("encoding_format", Handling::Used),
     ("dimensions", Handling::Used),
     ("add_special_tokens", Handling::Used),
+    ("priority", Handling::Used),
     ("user", Handling::NoEffect("a label of the caller")),
     ("request_id", Handling::NoEffect("send the header X-Request-Id instead")),
     ("normalize", Handling::RefusedUnlessTrue("vectors always have length 1")),
     ("truncate_prompt_tokens", Handling::Refused("a text is never cut silently; shorten it yourself")),
     ("messages", Handling::Refused("give texts as input")),
+    ("stream", Handling::Refused("vectors come whole; leave it out")),
+    ("stream_options", Handling::Refused("vectors come whole; leave it out")),
+    ("pooling", Handling::Refused("the server's --pooling decides how vectors are made")),
+    ("pooling_type", Handling::Refused("the server's --pooling decides how vectors are made")),
+    ("task", Handling::Refused("write the instruction into the text as the model's card says")),
+    ("input_type", Handling::Refused("write the instruction into the text as the model's card says")),
+    ("cache_salt", Handling::Refused("use a key of your own: keys never share cached prefixes")),
 ];
 
 impl Parameters for EmbeddingParameters {
@@ -148,17 +159,14 @@ pub(crate) async fn embeddings(
             format!("dimensions: expected 1 to {hidden_size}, the size of this model's vectors, found {dimensions}");
         return Err(ApiError::invalid("dimensions", message));
     }
+    let priority = priority(request.priority, &server)?;
     // Before the texts are tokenised, which may be a lot of work.
     let place = client.begin()?;
     let options = EncodeOptions { add_special: request.add_special_tokens.unwrap_or(true), ..EncodeOptions::PROMPT };
     let texts = prompts(model, "input", &request.input, MAX_INPUTS, options).await?;
     let name = model.names.first().cloned().unwrap_or_default();
-    let job = Job::embed(texts, pooling, request_id);
-    let about_input = |error: ApiError| match error.param.as_deref() {
-        Some("prompt") => ApiError { param: Some("input".into()), ..error },
-        _ => error,
-    };
-    let running = start_at(place, &server, &client, job).await.map_err(about_input)?;
+    let job = Job::embed(texts, pooling, priority, request_id);
+    let running = start_at(place, &server, &client, job).await?;
     let (answers, tokens) = collect(running).await?;
     let vectors = answers.into_iter().map(|answer| {
         let mut vector = answer.embedding.unwrap_or_default();

@@ -3,7 +3,68 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::input::parameters::{Handling, Row, check_object};
 use crate::prompt::content_text;
+
+/// Kinds of items and their entries. Clients send items of earlier responses back as they got them.
+const ITEMS: &[(&str, &[Row])] = &[
+    (
+        "message",
+        &[
+            ("type", Handling::Used),
+            ("role", Handling::Used),
+            ("content", Handling::Used),
+            ("id", LABEL),
+            ("status", LABEL),
+            ("phase", LABEL),
+        ],
+    ),
+    (
+        "function_call",
+        &[
+            ("type", Handling::Used),
+            ("call_id", Handling::Used),
+            ("name", Handling::Used),
+            ("arguments", Handling::Used),
+            ("parsed_arguments", Handling::NoEffect("the arguments again")),
+            ("id", LABEL),
+            ("status", LABEL),
+        ],
+    ),
+    (
+        "function_call_output",
+        &[
+            ("type", Handling::Used),
+            ("call_id", Handling::Used),
+            ("output", Handling::Used),
+            ("id", LABEL),
+            ("status", LABEL),
+        ],
+    ),
+    (
+        "reasoning",
+        &[
+            ("type", Handling::Used),
+            ("id", LABEL),
+            ("status", LABEL),
+            ("summary", NOT_SHOWN),
+            ("content", NOT_SHOWN),
+            ("encrypted_content", NOT_SHOWN),
+        ],
+    ),
+];
+const LABEL: Handling = Handling::NoEffect("a label of the item");
+const NOT_SHOWN: Handling = Handling::NoEffect("thinking of earlier turns is not shown to models again");
+
+/// Entries of a tool.
+const TOOL: &[Row] = &[
+    ("type", Handling::Used),
+    ("name", Handling::Used),
+    ("description", Handling::Used),
+    ("parameters", Handling::Used),
+    ("strict", Handling::Used),
+    ("defer_loading", Handling::Refused("the model is shown all tools")),
+];
 
 /// Messages of instructions and input. A call belongs to the assistant's message before it, as templates want it.
 pub(super) fn messages(instructions: Option<&str>, input: &Value) -> Result<Vec<Value>, ApiError> {
@@ -26,7 +87,12 @@ fn add(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError
         let found = item.get(name).and_then(Value::as_str);
         found.ok_or_else(|| ApiError::invalid(format!("{at}.{name}"), format!("{at}.{name}: expected a text")))
     };
-    match item.get("type").and_then(Value::as_str) {
+    let kind = item.get("type").and_then(Value::as_str);
+    let table = ITEMS.iter().find(|(known, _)| *known == kind.unwrap_or("message"));
+    if let (Some((_, table)), Some(entries)) = (table, item.as_object()) {
+        check_object(at, entries, table)?;
+    }
+    match kind {
         None | Some("message") => {
             let content = content_text(&format!("{at}.content"), item.get("content").unwrap_or(&Value::Null))?;
             messages.push(json!({ "role": text("role")?, "content": content }));
@@ -70,6 +136,9 @@ pub(super) fn tools(list: &Value) -> Result<Value, ApiError> {
             let message = format!("tools[{i}].type: expected function; this server runs no tools of its own");
             return Err(ApiError::unsupported(format!("tools[{i}].type"), message));
         }
+        if let Some(entries) = tool.as_object() {
+            check_object(&format!("tools[{i}]"), entries, TOOL)?;
+        }
         let names = ["name", "description", "parameters", "strict"];
         let function: Map<String, Value> =
             names.iter().filter_map(|name| Some(((*name).to_owned(), tool.get(*name)?.clone()))).collect();
@@ -96,6 +165,8 @@ mod tests {
         assert_eq!(roles, ["system", "user", "assistant", "tool"]);
         assert_eq!(found[2]["tool_calls"].as_array().unwrap().len(), 2);
         assert!(messages(None, &json!([{ "type": "input_image" }])).is_err());
+        let unknown = json!([{ "role": "user", "content": "a", "volume": 3 }]);
+        assert_eq!(messages(None, &unknown).unwrap_err().param.as_deref(), Some("input[0].volume"));
         assert!(messages(None, &json!([{ "role": "user", "content": [{ "type": "input_image" }] }])).is_err());
     }
 }
