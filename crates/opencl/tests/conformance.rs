@@ -45,13 +45,13 @@ fn the_opencl_backend_passes() {
         for case in CUT {
             let Some(records) = run(&Selection { filter: Some(case.into()), ..Selection::level(2) }) else { return };
             let passed = records.iter().filter(|record| record.outcome == Outcome::Passed).count();
-            let report = Report::new("opencl".into(), "opencl:0".into(), 2, records);
+            let report = Report::new("opencl".into(), "opencl:0".into(), 2, Some(case.into()), records);
             assert!(passed > 0 && report.summary.failed == 0, "{case}: {}", report.text(false));
         }
         return;
     }
     let Some(records) = run(&Selection::level(3)) else { return };
-    let report = Report::new("opencl".into(), "opencl:0".into(), 3, records);
+    let report = Report::new("opencl".into(), "opencl:0".into(), 3, None, records);
     assert_eq!(report.summary.failed, 0, "{}", report.text(false));
     assert_eq!(report.summary.level_reached, Some(3));
     // What the backend says itself that it does not have: rounded forms of products, and three functions.

@@ -135,7 +135,7 @@ async fn prepared(server: &Server, fields: &MessagesFields, request_id: &Request
     let chat = ChatFields {
         model: fields.model.clone(),
         messages: Value::Array(input::messages(fields.system.as_ref(), &fields.messages)?),
-        max_completion_tokens: fields.max_tokens,
+        max_tokens: fields.max_tokens,
         tools: fields.tools.as_ref().map(input::tools).transpose()?,
         tool_choice: choice,
         parallel_tool_calls: parallel,

@@ -132,6 +132,17 @@ impl ApiError {
         Self { message: format!("{param}: {}", self.message), param: Some(param), ..self }
     }
 
+    /// The same by the name that a parameter has in another protocol.
+    #[must_use]
+    pub fn renamed(mut self, ours: &str, theirs: &str) -> Self {
+        let Some(rest) = self.param.as_deref().and_then(|param| param.strip_prefix(ours)) else { return self };
+        if rest.is_empty() || rest.starts_with(['.', '[']) {
+            self.message = self.message.replacen(ours, theirs, 1);
+            self.param = Some(format!("{theirs}{rest}"));
+        }
+        self
+    }
+
     /// With a code for programs.
     #[must_use]
     pub const fn code(mut self, code: &'static str) -> Self {

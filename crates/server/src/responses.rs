@@ -67,6 +67,13 @@ pub(crate) struct ResponsesFields {
     chat_template_kwargs: Option<Map<String, Value>>,
 }
 
+/// Names of a chat's parameters in this protocol.
+const NAMES: &[(&str, &str)] = &[
+    ("max_completion_tokens", "max_output_tokens"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+];
+
 /// Entries of `text` and of `reasoning`.
 const TEXT: &[Row] = &[("format", Handling::Used), ("verbosity", Handling::Refused("say it in the prompt"))];
 const REASONING: &[Row] = &[
@@ -177,7 +184,8 @@ pub(crate) async fn respond(
     let fields: ResponsesFields = body.read()?;
     let sampling: SamplingFields = body.read()?;
     let (chat, extra) = translate(&fields)?;
-    let prepared = prepare(&server, &chat, &sampling, &extra, &request_id).await?;
+    let in_own_words = |error: ApiError| NAMES.iter().fold(error, |error, (ours, theirs)| error.renamed(ours, theirs));
+    let prepared = prepare(&server, &chat, &sampling, &extra, &request_id).await.map_err(in_own_words)?;
     let head = Head {
         id: new_id("resp_"),
         created: now(),

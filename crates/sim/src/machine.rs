@@ -41,7 +41,7 @@ pub(crate) fn slot(settings: &Settings, chip: usize, number: u64) -> Option<Slot
     let (switch, at) = (number / each, number % each);
     let exists = switch < switches && at < PER_BUS && bus < INTERFACE_BUS;
     exists.then(|| Slot {
-        address: (FIRST_DOMAIN + switch) << 32 | bus << 16 | (at / 8) << 8 | at % 8,
+        address: ((FIRST_DOMAIN + switch) << 32) | (bus << 16) | ((at / 8) << 8) | (at % 8),
         node: (switch / settings.switches) as u32,
     })
 }
@@ -68,7 +68,7 @@ pub fn write_machine(settings: &str, root: &Path) -> io::Result<()> {
     let mut routes = String::from("Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n");
     for switch in 0..settings.sockets * settings.switches {
         let node = (switch / settings.switches) as u32;
-        let path = plug(root, Slot { address: (FIRST_DOMAIN + switch) << 32 | INTERFACE_BUS << 16, node })?;
+        let path = plug(root, Slot { address: ((FIRST_DOMAIN + switch) << 32) | (INTERFACE_BUS << 16), node })?;
         let interface = root.join(format!("sys/class/net/eth{switch}"));
         std::fs::create_dir_all(&interface)?;
         symlink(path, interface.join("device"))?;

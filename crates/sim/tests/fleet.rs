@@ -301,7 +301,7 @@ fn places(topology: &Topology, machine: &Path) -> Vec<Place> {
     names.sort();
     let address = |name: &String| {
         let parts: Vec<u64> = name.split([':', '.']).map(|part| u64::from_str_radix(part, 16).unwrap()).collect();
-        topology.of_bus_address(parts[0] << 32 | parts[1] << 16 | parts[2] << 8 | parts[3])
+        topology.of_bus_address((parts[0] << 32) | (parts[1] << 16) | (parts[2] << 8) | parts[3])
     };
     names.iter().map(address).collect()
 }

@@ -46,6 +46,11 @@ fn responses_whole_and_streamed() {
         (json!({ "text": { "format": { "type": "text" }, "verbosity": "low" } }), "text.verbosity"),
         (json!({ "reasoning": { "effort": 3 } }), "reasoning.effort"),
         (json!({ "n": 2 }), "n"),
+        (json!({ "max_output_tokens": 0 }), "max_output_tokens"),
+        (json!({ "max_output_tokens": 100_000 }), "max_output_tokens"),
+        (json!({ "text": { "format": { "type": "xml" } } }), "text.format"),
+        (json!({ "text": { "format": { "type": "text", "depth": 1 } } }), "text.format.depth"),
+        (json!({ "reasoning": { "effort": "much" } }), "reasoning.effort"),
         (json!({ "enable_thinking": "yes" }), "enable_thinking"),
     ] {
         let mut wrong = json!({ "input": "a" });

@@ -124,6 +124,10 @@ fn user(at: &str, blocks: &[Value], messages: &mut Vec<Value>) -> Result<(), Api
             other => return Err(unsupported(&at, "text or tool_result", other)),
         }
     }
+    if blocks.is_empty() {
+        let param = format!("{at}.content");
+        return Err(ApiError::invalid(param.clone(), format!("{param}: expected at least one block, found none")));
+    }
     if !texts.is_empty() {
         messages.push(json!({ "role": "user", "content": texts.join("\n") }));
     }
@@ -263,5 +267,7 @@ mod tests {
         assert_eq!(found[2]["reasoning_content"], "t");
         let image = json!([{ "role": "user", "content": [{ "type": "image", "source": { "url": "http://x" } }] }]);
         assert!(messages(None, &image).unwrap_err().message.contains("image"));
+        let nothing = json!([{ "role": "user", "content": [] }]);
+        assert_eq!(messages(None, &nothing).unwrap_err().param.as_deref(), Some("messages[0].content"));
     }
 }

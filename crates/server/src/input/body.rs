@@ -157,7 +157,7 @@ pub fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
 
 /// One or several of something, as many parameters allow.
 #[derive(Debug, Clone, Deserialize, Serialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected one or a list of them, and nothing else in it")]
 pub enum OneOrMany<T> {
     /// One.
     One(T),

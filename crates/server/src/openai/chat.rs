@@ -495,7 +495,7 @@ fn kwargs(model: &ServedModel, fields: &ChatFields) -> Result<Map<String, Value>
             "low" | "medium" | "high" | "xhigh" => true,
             _ => {
                 let message =
-                    format!("reasoning_effort: expected none, minimal, low, medium or high, found {effort:?}");
+                    format!("reasoning_effort: expected none, minimal, low, medium, high or xhigh, found {effort:?}");
                 return Err(ApiError::invalid("reasoning_effort", message));
             }
         };
