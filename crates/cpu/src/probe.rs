@@ -371,8 +371,8 @@ mod vector {
         let (mut a, b, ones) =
             (black_box(_mm256_set1_epi8(3)), black_box(_mm256_set1_epi8(-5)), black_box(_mm256_set1_epi16(1)));
         let mut factors = [b; COUNT];
-        for i in 0..COUNT {
-            factors[i] = black_box(_mm256_xor_si256(b, _mm256_set1_epi8(i as i8)));
+        for (i, factor) in factors.iter_mut().enumerate() {
+            *factor = black_box(_mm256_xor_si256(b, _mm256_set1_epi8(i as i8)));
         }
         let mut sums = [_mm256_setzero_si256(); COUNT];
         let mut parts = sums;

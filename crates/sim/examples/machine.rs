@@ -1,6 +1,8 @@
 //! Writes the machine that `QWEN_SIM` describes into a folder, as Linux tells it below `/sys` and `/proc`, for `--topology` of
 //! `qwen-server`: `QWEN_SIM=sockets=2,switches=2,devices=8 cargo run -p qwen-sim --example machine -- FOLDER`.
 
+#![expect(clippy::print_stderr, reason = "a tool for the command line")]
+
 use std::path::Path;
 use std::process::ExitCode;
 

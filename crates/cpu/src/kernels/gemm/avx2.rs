@@ -9,6 +9,8 @@
 //! of codes four rows. Per row, group and eight outputs 8 products, 8 sums, and about 6 operations to widen and scale: 22 on the
 //! four vector pipes of 256 bits, for 512 products.
 
+#![expect(clippy::needless_range_loop, reason = "registers by number: an iterator would move them through memory")]
+
 use std::arch::x86_64::*;
 
 use qwen_formats::DType;
@@ -100,7 +102,6 @@ unsafe fn rows<const SUBS: usize, const MIN: bool, const OFFSET: u8>(
 }
 
 /// A subgroup of sixteen outputs times `W` rows of a tile, from row `first` on.
-#[expect(clippy::needless_range_loop, reason = "registers by number: an iterator would move them through memory")]
 #[inline(always)]
 unsafe fn tile<const SUBS: usize, const MIN: bool, const OFFSET: u8, const W: usize>(
     group: &WideGroup,
