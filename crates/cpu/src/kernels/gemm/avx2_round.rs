@@ -158,10 +158,7 @@ fn code_sums(codes: __m256i) -> [i32; 2] {
 #[target_feature(enable = "avx2,fma")]
 fn tree_sums(a: __m256, b: __m256, c: __m256, d: __m256) -> [f32; 2] {
     let (first, last) = (_mm256_add_ps(a, b), _mm256_add_ps(c, d));
-    let four = _mm256_add_ps(
-        _mm256_permute2f128_ps::<0x20>(first, last),
-        _mm256_permute2f128_ps::<0x31>(first, last),
-    );
+    let four = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(first, last), _mm256_permute2f128_ps::<0x31>(first, last));
     let two = _mm256_add_ps(four, _mm256_permute_ps::<0x4e>(four));
     let one = _mm256_add_ps(two, _mm256_permute_ps::<0xb1>(two));
     [_mm256_cvtss_f32(one), _mm_cvtss_f32(_mm256_extractf128_ps::<1>(one))]

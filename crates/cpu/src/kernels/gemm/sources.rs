@@ -367,7 +367,11 @@ macro_rules! source {
             #[inline(always)]
             unsafe fn with_zero_at<V: Vector, const ZERO: u8>(codes: V) -> V {
                 // SAFETY: the caller's promise.
-                if ZERO == OWN || ZERO == $offset { codes } else { unsafe { codes.add8(V::splat8(ZERO.wrapping_sub($offset))) } }
+                if ZERO == OWN || ZERO == $offset {
+                    codes
+                } else {
+                    unsafe { codes.add8(V::splat8(ZERO.wrapping_sub($offset))) }
+                }
             }
         }
     };
