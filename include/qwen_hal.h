@@ -81,6 +81,10 @@ typedef struct qhal_comm qhal_comm;
 // Maximum. NaN if one value is NaN.
 #define QHAL_REDUCE_MAX 2
 
+// Sum of each element in order of rank, beginning with rank 0: its bits depend on neither the count nor the element's position. May
+// not be supported.
+#define QHAL_REDUCE_SUM_IN_ORDER 3
+
 // An absent operand.
 #define QHAL_DTYPE_NONE UINT32_MAX
 

@@ -108,6 +108,9 @@ pub const QHAL_COLLECTIVE_RECV: u32 = 7;
 pub const QHAL_REDUCE_SUM: u32 = 1;
 /// Maximum. NaN if one value is NaN.
 pub const QHAL_REDUCE_MAX: u32 = 2;
+/// Sum of each element in order of rank, beginning with rank 0: its bits depend on neither the count nor the element's position. May
+/// not be supported.
+pub const QHAL_REDUCE_SUM_IN_ORDER: u32 = 3;
 
 /// Wanted communicator.
 #[repr(C)]

@@ -209,6 +209,7 @@ const SEEDED: &[(&str, &str, Defect)] = &[
     ("a table without a claim", "cmdlist/claim", Table(|t| t.device_caps = Some(claims_no_lists))),
     ("regions are claimed", "region/claim", Table(|t| t.device_caps = Some(claims_regions))),
     ("the last rank is lost", "collectives/all_reduce.3", Team(Bug::LosesLastRank)),
+    ("sums in order begin with the last rank", "collectives/all_reduce.3", Team(Bug::SumsBackwards)),
     ("the last element is not reduced", "collectives/reduce_scatter.2", Team(Bug::ReducesOneShort)),
     ("sums are in order of arrival", "collectives/determinism", Team(Bug::SumsAsTheyCome)),
     ("ranks get different bits", "collectives/all_reduce.2", Team(Bug::RanksDiffer)),

@@ -11,8 +11,8 @@ use qwen_hal_abi::ops::dtype_block;
 use qwen_hal_abi::{
     QHAL_COLLECTIVE_ALL_GATHER, QHAL_COLLECTIVE_ALL_REDUCE, QHAL_COLLECTIVE_ALL_TO_ALL, QHAL_COLLECTIVE_BROADCAST,
     QHAL_COLLECTIVE_RECV, QHAL_COLLECTIVE_REDUCE_SCATTER, QHAL_COLLECTIVE_SEND, QHAL_EXT_COLLECTIVES,
-    QHAL_FEATURE_COLLECTIVES, QHAL_REDUCE_MAX, QHAL_REDUCE_SUM, qhal_collective_desc, qhal_collectives_api, qhal_comm,
-    qhal_comm_desc, qhal_support,
+    QHAL_FEATURE_COLLECTIVES, QHAL_REDUCE_MAX, QHAL_REDUCE_SUM, QHAL_REDUCE_SUM_IN_ORDER, qhal_collective_desc,
+    qhal_collectives_api, qhal_comm, qhal_comm_desc, qhal_support,
 };
 
 use crate::buffer::Slice;
@@ -32,6 +32,8 @@ pub enum Reduction {
     Sum,
     /// The largest; NaN if one is.
     Max,
+    /// Their sum in order of rank: the bits of an element depend on neither the count nor its position.
+    SumInOrder,
 }
 
 /// What is exchanged, between ranks or a pair of them.
@@ -83,6 +85,7 @@ impl Exchange {
             match reduction {
                 Reduction::Sum => QHAL_REDUCE_SUM,
                 Reduction::Max => QHAL_REDUCE_MAX,
+                Reduction::SumInOrder => QHAL_REDUCE_SUM_IN_ORDER,
             }
         }
         match *self {

@@ -145,7 +145,7 @@ pub(crate) fn result_types(graph: &Graph, op: &Op, inputs: &[ValueId]) -> Result
             }
             vec![f32_type(rows.iter().copied().chain([width.into()]))]
         }
-        Op::Unary(_) | Op::Softmax => {
+        Op::Unary(_) | Op::Softmax | Op::AllReduce { .. } => {
             operands.count(1)?;
             vec![operands.get(0)?.clone()]
         }

@@ -114,6 +114,17 @@ pub struct WeightSource {
     pub transform: Transform,
 }
 
+/// The part of a weight that one device of a group holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WeightSlice {
+    /// Dimension that is cut, outermost first.
+    pub axis: u32,
+    /// First index that is held; the declared shape says how many are.
+    pub first: u64,
+    /// Size of that dimension in the whole weight.
+    pub of: u64,
+}
+
 /// A weight, or one per layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightDecl {
@@ -125,6 +136,22 @@ pub struct WeightDecl {
     pub sources: Vec<WeightSource>,
     /// First layer that has one; none for a weight outside of the layers.
     pub first_layer: Option<u32>,
+    /// Which part of the transformed tensors it is; none: all.
+    pub slice: Option<WeightSlice>,
+}
+
+impl WeightDecl {
+    /// Shape of the weight that this is a part of.
+    #[must_use]
+    pub fn whole_shape(&self) -> Vec<u64> {
+        let mut shape = self.shape.clone();
+        if let Some(slice) = self.slice
+            && let Some(dim) = shape.get_mut(slice.axis as usize)
+        {
+            *dim = slice.of;
+        }
+        shape
+    }
 }
 
 /// Layout of a cache block.

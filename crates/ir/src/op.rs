@@ -265,6 +265,11 @@ pub enum Op {
     },
     /// x -> softmax of each row.
     Softmax,
+    /// x -> the sum of x over the devices of a group, in order of rank. An exchange, no op of the vocabulary.
+    AllReduce {
+        /// Devices.
+        ranks: u32,
+    },
     /// hidden -> hidden after `count` layers of a template, with weights and states `first ..`.
     Layers {
         /// Template.
@@ -302,6 +307,7 @@ impl Op {
             Self::Combine { .. } => "combine",
             Self::Columns { .. } => "columns",
             Self::Softmax => "softmax",
+            Self::AllReduce { .. } => "all_reduce",
             Self::Layers { .. } => "layers",
         }
     }

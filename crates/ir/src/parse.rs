@@ -10,7 +10,7 @@ use crate::{
     Activation, Attention, BinaryFunction, Body, Compute, DType, Dim, Epilogue, GemmType, Graph, GroupScore,
     GrowthPattern, IrError, MemoryScope, MlaAttention, MlaForm, NodeId, Op, Phase, Rope, RopeStyle, Route, RouterScore,
     Sensitivity, StateDecl, StateId, StateLayout, Symbol, Template, TemplateId, TensorType, Tolerance, Transform,
-    ValueId, WeightDecl, WeightId, WeightSource, inputs,
+    ValueId, WeightDecl, WeightId, WeightSlice, WeightSource, inputs,
 };
 
 /// Most dimensions of a type.
@@ -120,6 +120,14 @@ impl Parser<'_> {
             self.lexer.expect("=")?;
             first_layer = Some(self.lexer.small()?);
         }
+        let mut slice = None;
+        if self.lexer.eat_word("slice") {
+            let mark = self.lexer.mark();
+            let [axis, first, of] = self.arguments()?;
+            let axis = u32::try_from(axis).ok().filter(|axis| (*axis as usize) < shape.len());
+            let axis = axis.ok_or_else(|| self.lexer.fault_at(mark, "a dimension of the weight", "another"))?;
+            slice = Some(WeightSlice { axis, first, of });
+        }
         self.lexer.expect("{")?;
         let mut sources = Vec::new();
         while !self.lexer.eat("}") {
@@ -131,7 +139,7 @@ impl Parser<'_> {
             }
             sources.push(WeightSource { dtype, tensors, transform });
         }
-        self.graph.add_weight(WeightDecl { name, shape, sources, first_layer });
+        self.graph.add_weight(WeightDecl { name, shape, sources, first_layer, slice });
         Ok(())
     }
 
@@ -424,6 +432,7 @@ impl Parser<'_> {
             "gather_rows" => Op::GatherRows,
             "cast" => Op::Cast,
             "softmax" => Op::Softmax,
+            "all_reduce" => Op::AllReduce { ranks: s.number(lexer, "ranks")? },
             "gemm" => Op::Gemm {
                 gemm_type: s.named(lexer, "type", GemmType::from_name)?,
                 biases: s.flags(lexer, "biases")?,

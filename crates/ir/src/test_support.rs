@@ -20,7 +20,13 @@ pub fn weight(graph: &mut Graph, name: &str, shape: &[u64], dtypes: &[DType], fi
         transform: Transform::AsStored,
     });
     let sources = sources.collect();
-    graph.add_weight(WeightDecl { name: name.to_owned(), shape: shape.to_vec(), sources, first_layer: first })
+    graph.add_weight(WeightDecl {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+        sources,
+        first_layer: first,
+        slice: None,
+    })
 }
 
 fn kv_state(graph: &mut Graph, layout: StateLayout, layers: u32) -> StateId {
@@ -311,6 +317,8 @@ pub fn fuzz_text(bytes: &[u8]) {
     if layers > 64 {
         return;
     }
+    // A part of it may be refused.
+    drop(passes::shard::run(&mut graph.clone(), Some(passes::Shard { rank: 1, ranks: 2 })));
     let options = passes::CompileOptions { verify: true, ..passes::CompileOptions::new(Phase::Mixed, bounds()) };
     // A valid graph may still not compile, but never to a program that breaks the check.
     let compiled = passes::compile(&graph, &options, &passes::PermissiveDevice);

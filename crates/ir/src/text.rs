@@ -177,6 +177,9 @@ impl<'g> Printer<'g> {
         if let Some(first) = decl.first_layer {
             put!(self, " first_layer={first}");
         }
+        if let Some(slice) = decl.slice {
+            put!(self, " slice({},{},{})", slice.axis, slice.first, slice.of);
+        }
         self.out.push_str(" {\n");
         for source in &decl.sources {
             put!(self, "    {} ", source.dtype.name());
@@ -343,6 +346,7 @@ impl<'g> Printer<'g> {
             Op::Layers { template, first, count } => {
                 put!(self, "template=#{}, first={first}, count={count}, ", template.0);
             }
+            Op::AllReduce { ranks } => put!(self, "ranks={ranks}, "),
             Op::Embed | Op::GatherRows | Op::Cast | Op::Softmax => {}
         }
     }

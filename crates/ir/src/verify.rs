@@ -71,6 +71,14 @@ impl Verifier<'_> {
         if decl.shape.is_empty() || elements.is_none() {
             return Err(self.fault(format!("weight {} has the impossible shape {:?}", decl.name, decl.shape)));
         }
+        if let Some(slice) = decl.slice {
+            let part = decl.shape.get(slice.axis as usize);
+            let end = part.and_then(|part| slice.first.checked_add(*part));
+            let whole = decl.whole_shape().iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim));
+            if end.is_none_or(|end| end > slice.of) || whole.is_none() {
+                return Err(self.fault(format!("weight {} of shape {:?} is no part {slice:?}", decl.name, decl.shape)));
+            }
+        }
         if decl.sources.iter().all(|source| source.tensors.is_empty()) {
             return Err(self.fault(format!("weight {} has no source with tensors", decl.name)));
         }

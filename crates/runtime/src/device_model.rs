@@ -12,6 +12,7 @@ use qwen_ir::{Phase, StateDecl, Sums, SymbolBounds};
 
 use crate::arenas;
 use crate::describe::{Context, describe, misaligned};
+use crate::group::is_exchange;
 
 /// A device as the passes see it, and the one that computes what it refuses.
 #[derive(Debug)]
@@ -76,6 +77,10 @@ impl<'a> HalDeviceModel<'a> {
     }
 
     fn supported_by(&self, device: &Device, instruction: &Instruction) -> bool {
+        // An exchange is no op of the device's; whether it has exchanges was asked when the group was made.
+        if is_exchange(&instruction.op) {
+            return true;
+        }
         if misaligned(instruction, device).is_some() {
             return false;
         }
@@ -94,11 +99,17 @@ impl DeviceModel for HalDeviceModel<'_> {
     }
 
     fn in_place(&self, instruction: &Instruction, operand: usize) -> bool {
+        if is_exchange(&instruction.op) {
+            return operand == 0;
+        }
         let of = |plan: &PlanOf| plan.info.in_place.checked_shr(operand as u32).unwrap_or(0) & 1 == 1;
         self.plan(instruction, of).unwrap_or(false)
     }
 
     fn tiling(&self, instruction: &Instruction) -> Option<String> {
+        if is_exchange(&instruction.op) {
+            return None;
+        }
         self.plan(instruction, |plan| match &plan.fallback {
             None => plan.info.kernel.clone(),
             Some(plugin) => format!("{plugin}:{}", plan.info.kernel),

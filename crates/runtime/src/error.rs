@@ -60,6 +60,28 @@ pub enum RuntimeError {
         /// Ops that the device refuses, with its words.
         reasons: String,
     },
+    /// Devices that can't compute one model together.
+    #[error("{devices} can't compute one model together: {reason}; {help}")]
+    Group {
+        /// The devices.
+        devices: String,
+        /// Why.
+        reason: String,
+        /// What to do.
+        help: &'static str,
+    },
+    /// A device of a group failed, and with it the step.
+    #[error("{device}, rank {rank} of {ranks}: {source}")]
+    Rank {
+        /// Its number.
+        rank: usize,
+        /// Devices of the group.
+        ranks: usize,
+        /// Its name.
+        device: String,
+        /// What happened.
+        source: Box<Self>,
+    },
     /// The cache is full.
     #[error(
         "the KV cache is full: {wanted} more blocks wanted, {free} of {limit} free; \

@@ -13,15 +13,16 @@ use std::time::Instant;
 use qwen_hal::abi::{QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_DETERMINISTIC, QHAL_USAGE_ACTIVATION, QHAL_USAGE_STAGING};
 use qwen_hal::{Buffer, BufferDesc, Device, LaunchArgs, Plan, PlanOptions, Scope, Slice, Stream};
 use qwen_ir::program::{Instruction, Operand, Place, Program};
-use qwen_ir::{Phase, StateDecl, Symbol, inputs};
+use qwen_ir::{Dim, Phase, StateDecl, Symbol, inputs};
 
 use crate::RuntimeError;
 use crate::arenas::Arenas;
 use crate::batch::Batch;
 use crate::cost::{self, Cost, Sizes, StepObserver};
 use crate::describe::{Context, Described, describe};
+use crate::group::{Member, is_exchange};
 use crate::kv_memory::KvMemory;
-use crate::placement::{Assignment, FALLBACK, MAIN, Side};
+use crate::placement::{self, Assignment, FALLBACK, MAIN, Side};
 use crate::weights::{WeightKey, WeightStore};
 
 /// Where an operand of a launch comes from.
@@ -34,24 +35,69 @@ enum Source {
     Absent,
 }
 
+/// What an instruction has the device do.
+enum Work {
+    /// An op.
+    Plan { plan: Arc<Plan>, args: LaunchArgs, symbols: Vec<Symbol> },
+    /// The sum over the ranks of a group of so many rows of values.
+    AllReduce { member: Member, rows: Vec<Dim>, columns: u64, from: Option<Slice>, to: Option<Slice> },
+}
+
 struct Launch {
     side: Side,
-    plan: Arc<Plan>,
-    args: LaunchArgs,
+    work: Work,
     inputs: Vec<Source>,
     outputs: Vec<Source>,
-    symbols: Vec<Symbol>,
     origin: String,
 }
 
 impl Launch {
     fn start(&mut self, values: &[i64; 5], stream: &Stream) -> Result<(), RuntimeError> {
-        for (i, symbol) in self.symbols.iter().enumerate() {
-            self.args.set_symbol(i, values[*symbol as usize]);
+        let started = match &mut self.work {
+            Work::Plan { plan, args, symbols } => {
+                for (i, symbol) in symbols.iter().enumerate() {
+                    args.set_symbol(i, values[*symbol as usize]);
+                }
+                plan.launch(stream, args)
+            }
+            Work::AllReduce { member, rows, columns, from, to } => {
+                let (Some(from), Some(to)) = (from, to) else { return Err(no_buffer("an exchange")) };
+                let count = placement::elements(rows, *columns, values);
+                let bytes = count.saturating_mul(4);
+                member.all_reduce(stream, count, &from.slice(0, bytes)?, &to.slice(0, bytes)?)
+            }
+        };
+        started.map_err(|source| RuntimeError::Launch { origin: self.origin.clone(), source: Box::new(source) })
+    }
+
+    /// Makes an operand be where it is now.
+    fn bind(&mut self, program: &Program, on: &DeviceSide, workspace: Option<&Slice>) -> Result<(), RuntimeError> {
+        for (i, source) in self.inputs.iter().enumerate() {
+            let slice = resolve(source, program, on)?;
+            match (&mut self.work, slice) {
+                (Work::Plan { args, .. }, Some(slice)) => {
+                    args.set_input(i, &slice);
+                }
+                (Work::Plan { args, .. }, None) => {
+                    args.clear_input(i);
+                }
+                (Work::AllReduce { from, .. }, slice) => *from = slice,
+            }
         }
-        self.plan
-            .launch(stream, &self.args)
-            .map_err(|source| RuntimeError::Launch { origin: self.origin.clone(), source: Box::new(source) })
+        for (i, source) in self.outputs.iter().enumerate() {
+            let slice = resolve(source, program, on)?;
+            match (&mut self.work, slice) {
+                (Work::Plan { args, .. }, Some(slice)) => {
+                    args.set_output(i, &slice);
+                }
+                (Work::Plan { .. }, None) => {}
+                (Work::AllReduce { to, .. }, slice) => *to = slice,
+            }
+        }
+        if let (Work::Plan { args, .. }, Some(workspace)) = (&mut self.work, workspace) {
+            args.set_workspace(workspace);
+        }
+        Ok(())
     }
 
     /// Bytes of each input that stays the same from step to step.
@@ -136,6 +182,8 @@ pub(crate) struct DeviceSide {
     pub(crate) arenas: Arenas,
     pub(crate) kv: KvMemory,
     pub(crate) buffers: StepBuffers,
+    /// Its place in a group, if it computes a part of the model.
+    pub(crate) member: Option<Member>,
 }
 
 impl Executor {
@@ -160,6 +208,11 @@ impl Executor {
         for (i, instruction) in program.instructions.iter().enumerate() {
             let side = assignment.side(i);
             let on = sides.get_mut(side).ok_or_else(|| no_buffer("the second device"))?;
+            if is_exchange(&instruction.op) {
+                launches.push(exchange(instruction, side, on)?);
+                progress(i + 1, program.instructions.len());
+                continue;
+            }
             let (described, plan) = plans[side].of(instruction, &context, &on.device)?;
             workspace_bytes[side] = workspace_bytes[side].max(plan.info().workspace_bytes);
             let mut source = |(input, operand): (usize, &Operand)| {
@@ -185,11 +238,9 @@ impl Executor {
             let outputs = sources(&instruction.outputs)?;
             launches.push(Launch {
                 side,
-                args: LaunchArgs::new(&plan),
-                plan,
+                work: Work::Plan { args: LaunchArgs::new(&plan), plan, symbols: described.symbols },
                 inputs,
                 outputs,
-                symbols: described.symbols,
                 origin: instruction.origin.clone(),
             });
             progress(i + 1, program.instructions.len());
@@ -254,13 +305,26 @@ impl Executor {
             None => self.launch_all(&values, sides)?,
             Some(observer) => self.launch_observed(batch, &values, sides, observer)?,
         }
-        for side in sides.iter() {
-            side.stream.wait()?;
-        }
+        Self::wait(sides)?;
         if batch.rows() == 0 {
             result.clear();
             return Ok(());
         }
+        self.read(&values, sides, result)
+    }
+
+    /// Waits for everything that was launched.
+    pub(crate) fn wait(sides: &[DeviceSide]) -> Result<(), RuntimeError> {
+        sides.iter().try_for_each(|side| Ok(side.stream.wait()?))
+    }
+
+    /// Brings the rows of the result to the host.
+    pub(crate) fn read(
+        &self,
+        values: &[i64; 5],
+        sides: &[DeviceSide],
+        result: &mut Vec<f32>,
+    ) -> Result<(), RuntimeError> {
         let rows = values[Symbol::Rows as usize] as usize;
         let count = rows * self.program.result_width as usize;
         // What is there from the last step is written over: nothing is cleared first.
@@ -303,9 +367,31 @@ impl Executor {
         launch.start(values, &sides[launch.side].stream)
     }
 
+    /// Launches one instruction and the copies before it, of which `crossed` were made; gives how many were made now.
+    pub(crate) fn launch_next(
+        &mut self,
+        i: usize,
+        crossed: usize,
+        values: &[i64; 5],
+        sides: &[DeviceSide],
+    ) -> Result<usize, RuntimeError> {
+        let crossed = cross(&self.assignment, crossed, i, values, sides, &mut self.crossing)?;
+        self.launch_one(i, values, sides)?;
+        Ok(crossed)
+    }
+
+    /// Bytes of each weight of an instruction, and what it costs.
+    pub(crate) fn cost_of(&self, i: usize, batch: &Batch, values: &[i64; 5]) -> Option<(&Instruction, Cost)> {
+        let (launch, instruction) = (self.launches.get(i)?, self.program.instructions.get(i)?);
+        Some((instruction, cost::cost(instruction, &launch.weight_bytes(), &Sizes { batch, symbols: values })))
+    }
+
     /// Kernel of an instruction.
     pub(crate) fn kernel(&self, i: usize) -> &str {
-        self.launches.get(i).map_or("", |launch| &launch.plan.info().kernel)
+        match self.launches.get(i).map(|launch| &launch.work) {
+            Some(Work::Plan { plan, .. }) => &plan.info().kernel,
+            _ => "",
+        }
     }
 
     fn launch_all(&mut self, values: &[i64; 5], sides: &[DeviceSide]) -> Result<(), RuntimeError> {
@@ -414,20 +500,7 @@ impl Executor {
         }
         let workspace = on.arenas.workspace();
         for launch in self.launches.iter_mut().filter(|launch| launch.side == side) {
-            for (i, source) in launch.inputs.iter().enumerate() {
-                match resolve(source, &self.program, on)? {
-                    Some(slice) => launch.args.set_input(i, &slice),
-                    None => launch.args.clear_input(i),
-                };
-            }
-            for (i, source) in launch.outputs.iter().enumerate() {
-                if let Some(slice) = resolve(source, &self.program, on)? {
-                    launch.args.set_output(i, &slice);
-                }
-            }
-            if let Some(workspace) = &workspace {
-                launch.args.set_workspace(workspace);
-            }
+            launch.bind(&self.program, on, workspace.as_ref())?;
         }
         self.bound[side] = Some(epoch);
         Ok(())
@@ -518,7 +591,7 @@ pub(crate) fn weights_of(
 ) -> Result<(), RuntimeError> {
     let context = Context { bounds: program.bounds, phase, states };
     let mut plans = Plans::default();
-    for instruction in &program.instructions {
+    for instruction in program.instructions.iter().filter(|instruction| !is_exchange(&instruction.op)) {
         let (_, plan) = plans.of(instruction, &context, device)?;
         for (input, operand) in instruction.inputs.iter().enumerate() {
             if let Place::Weight { id, source } = operand.place {
@@ -527,6 +600,27 @@ pub(crate) fn weights_of(
         }
     }
     Ok(())
+}
+
+/// The launch of an exchange.
+fn exchange(instruction: &Instruction, side: Side, on: &DeviceSide) -> Result<Launch, RuntimeError> {
+    let sources = |operands: &[Operand]| {
+        let source = |operand: &Operand| Source::Moving(operand.place, operand.byte_offset);
+        operands.iter().map(source).collect::<Vec<_>>()
+    };
+    let member = on.member.clone().ok_or_else(|| no_buffer("an exchange of a device that is alone"))?;
+    let output = instruction.outputs.first().ok_or_else(|| no_buffer("an exchange without a result"))?;
+    let (columns, rows) = match output.shape.split_last() {
+        Some((Dim::Const(columns), rows)) => (*columns, rows.to_vec()),
+        _ => (1, output.shape.clone()),
+    };
+    Ok(Launch {
+        side,
+        work: Work::AllReduce { member, rows, columns, from: None, to: None },
+        inputs: sources(&instruction.inputs),
+        outputs: sources(&instruction.outputs),
+        origin: instruction.origin.clone(),
+    })
 }
 
 fn upload_constant(values: &[f32], device: &Device, stream: &Stream) -> Result<Slice, RuntimeError> {

@@ -17,6 +17,7 @@ pub mod describe;
 mod device_model;
 mod error;
 mod executor;
+mod group;
 pub mod kv_memory;
 pub mod kv_pool;
 mod model;

@@ -1,6 +1,5 @@
 //! A model on a device: weights, cache, arenas, and one executor per bucket of step sizes.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use qwen_formats::{Checkpoint, DType};
@@ -9,24 +8,25 @@ use qwen_ir::passes::{self, CompileOptions, KvDType, PassName, Policy, Report};
 use qwen_ir::program::StepResult;
 use qwen_ir::{Graph, GrowthPattern, MlaForm, Op, Phase, Symbol, SymbolBounds};
 
-use crate::arenas::Arenas;
 use crate::batch::{Batch, SequenceKv};
 use crate::cost::{Cost, StepObserver};
 use crate::device_model::HalDeviceModel;
-use crate::executor::{DeviceSide, Executor, StepBuffers};
+use crate::executor::{DeviceSide, Executor};
 use crate::kv_memory::{self, KvMemory};
 use crate::kv_pool::{KvPool, KvPoolStats};
 use crate::placement::{Decided, FALLBACK, Fallback, MAIN, Placement, Side, Step};
-use crate::weights::WeightStore;
 use crate::{Bytes, RuntimeError};
 
 mod compile;
 mod differences;
 mod planned;
+mod rank;
 
 pub use compile::Compiled;
 pub use differences::OpDifference;
 pub use planned::{Explained, PlannedOp, PlannedStep};
+
+use rank::Rank;
 
 /// Limits and choices.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,16 +84,15 @@ pub struct MemoryReport {
     pub kv: KvPoolStats,
 }
 
-/// A model on a device.
+/// A model on a device, or on several that compute it together.
 pub struct Model {
-    /// The model's own device, and the one that computes what it refuses if there is something.
-    sides: Vec<DeviceSide>,
+    /// A device's part each; one alone has the whole.
+    ranks: Vec<Rank>,
     placement: Placement,
     graph: Graph,
     options: ModelOptions,
     block_size: u32,
     kv_pool: KvPool,
-    executors: HashMap<ProgramKey, Executor>,
     phase_matters: bool,
     fallbacks: Vec<Fallback>,
     reports: Vec<Report>,
@@ -159,26 +158,13 @@ impl Model {
             found: options.max_cached_tokens.to_string(),
         })?;
         let phase_matters = options.mla_form.is_none() && has_latent_attention(&graph);
-        let side = |device: Device| {
-            Ok(DeviceSide {
-                stream: device.stream("model")?,
-                weights: WeightStore::new(Arc::clone(checkpoint), &graph),
-                arenas: Arenas::default(),
-                // What it holds is known when the model is planned.
-                kv: KvMemory::reserve(&device, &graph, DType::F32, block_size, 0, &|_| false)?,
-                buffers: StepBuffers::new(),
-                device,
-            })
-        };
-        let sides = placement.devices().into_iter().map(side).collect::<Result<Vec<_>, RuntimeError>>()?;
         Ok(Self {
-            sides,
+            ranks: Rank::all(&graph, checkpoint, placement, block_size)?,
             placement: placement.clone(),
             kv_pool: KvPool::new(limit, 8),
             graph,
             options,
             block_size,
-            executors: HashMap::new(),
             phase_matters,
             fallbacks: Vec::new(),
             reports: Vec::new(),
@@ -186,68 +172,82 @@ impl Model {
         })
     }
 
-    /// A program for each phase and size of step that gives logits.
+    /// A program of the first rank for each phase and size of step that gives logits.
     fn programs(&self) -> Result<Vec<Step>, RuntimeError> {
-        self.programs_for(StepResult::Logits)
+        self.programs_for(0, StepResult::Logits)
     }
 
-    fn programs_for(&self, result: StepResult) -> Result<Vec<Step>, RuntimeError> {
+    fn programs_for(&self, rank: usize, result: StepResult) -> Result<Vec<Step>, RuntimeError> {
         let phases: &[Phase] = if self.phase_matters { &[Phase::Prefill, Phase::Decode] } else { &[Phase::Mixed] };
         let mut programs = Vec::new();
         // Hidden states are asked for of prompts alone.
         for phase in phases.iter().filter(|phase| result == StepResult::Logits || **phase != Phase::Decode) {
             for tokens in self.buckets(*phase) {
-                programs.push((*phase, tokens, self.compile(result, *phase, tokens)?));
+                programs.push((*phase, tokens, self.compile(rank, result, *phase, tokens)?));
             }
         }
         Ok(programs)
     }
 
     fn prepare(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), RuntimeError> {
+        let ranks = self.ranks.len();
+        for rank in 0..ranks {
+            self.prepare_rank(rank, &mut |done, total| progress(rank * total + done, ranks * total))?;
+        }
+        Ok(())
+    }
+
+    fn prepare_rank(&mut self, rank: usize, progress: &mut dyn FnMut(usize, usize)) -> Result<(), RuntimeError> {
         let limit = self.kv_pool.limit();
-        let mut programs = self.programs()?;
+        let mut programs = self.programs_for(rank, StepResult::Logits)?;
         if self.options.hidden {
-            programs.extend(self.programs_for(StepResult::Hidden)?);
+            programs.extend(self.programs_for(rank, StepResult::Hidden)?);
         }
         let states = programs.first().map(|(_, _, compiled)| compiled.graph.states.clone()).unwrap_or_default();
         let kv_dtype = states.first().map_or(DType::F32, |state| state.dtype);
-        if let Some((_, _, compiled)) = programs.first() {
+        if let (0, Some((_, _, compiled))) = (rank, programs.first()) {
             self.reports.clone_from(&compiled.reports);
             self.dump.clone_from(&compiled.dump);
         }
-        let Decided { assignments, state_sides, .. } = self.assign(&programs)?;
-        for side in 0..self.sides.len() {
+        let Decided { assignments, state_sides, .. } = self.assign(rank, &programs)?;
+        for side in 0..self.ranks[rank].sides.len() {
             let held = |state: qwen_ir::StateId| state_sides.get(state.index()) == Some(&side);
-            self.check_memory(side, kv_dtype, &held)?;
-            let on = &mut self.sides[side];
-            on.kv = KvMemory::reserve(&on.device, &self.graph, kv_dtype, self.block_size, limit, &held)?;
+            self.check_memory(rank, side, kv_dtype, &held)?;
+            let Rank { sides, graph, .. } = &mut self.ranks[rank];
+            let on = &mut sides[side];
+            on.kv = KvMemory::reserve(&on.device, graph, kv_dtype, self.block_size, limit, &held)?;
         }
         let total = programs.len();
+        let Rank { sides, executors, .. } = &mut self.ranks[rank];
         for (i, ((phase, tokens, compiled), assignment)) in programs.into_iter().zip(assignments).enumerate() {
             let mut part = |done: usize, of: usize| progress(i * of + done, total * of);
             let states = &compiled.graph.states;
-            let executor = Executor::new(compiled.program, assignment, phase, states, &mut self.sides, &mut part)?;
+            let executor = Executor::new(compiled.program, assignment, phase, states, sides, &mut part)?;
             let arenas = executor.program().arena_bytes;
-            for (side, on) in self.sides.iter_mut().enumerate() {
+            for (side, on) in sides.iter_mut().enumerate() {
                 on.arenas.ensure(&on.device, arenas, executor.workspace_bytes(side))?;
             }
             if executor.program().result == StepResult::Hidden {
                 // A mean wants every row of a step: what that takes is taken now, not while a request runs.
-                executor.reserve_result(u64::from(tokens), &mut self.sides)?;
+                executor.reserve_result(u64::from(tokens), sides)?;
             }
-            self.executors.insert((executor.program().result, phase, tokens), executor);
+            executors.insert((executor.program().result, phase, tokens), executor);
         }
         Ok(())
     }
 
     /// Side of every instruction of the programs and of every state. A device that helps out and has nothing to do is let go.
-    fn assign(&mut self, programs: &[Step]) -> Result<Decided, RuntimeError> {
+    fn assign(&mut self, rank: usize, programs: &[Step]) -> Result<Decided, RuntimeError> {
         let Some(fallback) = &self.placement.fallback else { return Ok(Decided::alone(programs)) };
-        let decided = Decided::new(&self.placement.device, programs)?;
+        let decided = Decided::new(&self.ranks[rank].sides[MAIN].device, programs)?;
         decided.check(&self.placement, programs)?;
         if decided.fallbacks.is_empty() {
-            self.sides.truncate(1);
+            self.ranks[rank].sides.truncate(1);
             return Ok(Decided::alone(programs));
+        }
+        if rank > 0 {
+            // All ranks are of one type: what is told of the first holds for each.
+            return Ok(decided);
         }
         for refused in &decided.fallbacks {
             tracing::warn!(
@@ -268,20 +268,25 @@ impl Model {
     /// Refuses what can't fit, before anything is allocated for it.
     fn check_memory(
         &self,
+        rank: usize,
         side: Side,
         kv_dtype: DType,
         held: &dyn Fn(qwen_ir::StateId) -> bool,
     ) -> Result<(), RuntimeError> {
         let limit = self.kv_pool.limit();
+        let Rank { sides, graph, .. } = &self.ranks[rank];
         let needed =
-            kv_memory::bytes_per_block(&self.graph, kv_dtype, self.block_size, held).saturating_mul(u64::from(limit));
-        let health = self.sides[side].device.health();
+            kv_memory::bytes_per_block(graph, kv_dtype, self.block_size, held).saturating_mul(u64::from(limit));
+        let health = sides[side].device.health();
         let Some(available) = health.ok().and_then(|health| health.memory_free) else { return Ok(()) };
         if needed > available {
             return Err(RuntimeError::Memory {
                 what: format!(
-                    "a KV cache of {} tokens ({} blocks of {})",
-                    self.options.max_cached_tokens, limit, self.block_size
+                    "a KV cache of {} tokens ({} blocks of {}){}",
+                    self.options.max_cached_tokens,
+                    limit,
+                    self.block_size,
+                    if self.ranks.len() > 1 { " on each device of the group" } else { "" }
                 ),
                 needed: Bytes(needed),
                 available: Bytes(available),
@@ -300,13 +305,20 @@ impl Model {
         buckets
     }
 
-    fn compile(&self, result: StepResult, phase: Phase, tokens: u32) -> Result<passes::Compiled, RuntimeError> {
-        self.compile_beside(result, phase, tokens, None)
+    fn compile(
+        &self,
+        rank: usize,
+        result: StepResult,
+        phase: Phase,
+        tokens: u32,
+    ) -> Result<passes::Compiled, RuntimeError> {
+        self.compile_beside(rank, result, phase, tokens, None)
     }
 
     /// The same where `twin` is to run the program too.
     fn compile_beside(
         &self,
+        rank: usize,
         result: StepResult,
         phase: Phase,
         tokens: u32,
@@ -326,8 +338,10 @@ impl Model {
         options.mla_form = self.options.mla_form;
         options.result = result;
         options.dump_after = self.options.dump_after;
-        let fallback = self.sides.get(FALLBACK).map(|side| &side.device);
-        let device = HalDeviceModel::new(self.device(), bounds, phase, &self.graph.states).with_fallback(fallback);
+        let Rank { sides, graph, shard, .. } = &self.ranks[rank];
+        options.shard = *shard;
+        let fallback = sides.get(FALLBACK).map(|side| &side.device);
+        let device = HalDeviceModel::new(&sides[MAIN].device, bounds, phase, &graph.states).with_fallback(fallback);
         let device = device.with_twin(twin);
         let _span = tracing::info_span!("compile", ?phase, tokens).entered();
         Ok(passes::compile(&self.graph, &options, &device)?)
@@ -348,7 +362,7 @@ impl Model {
             return Err(RuntimeError::KvExhausted { wanted, free: available, limit });
         }
         if let Some(total) = self.kv_pool.growth_for(wanted) {
-            for side in &mut self.sides {
+            for side in self.ranks.iter_mut().flat_map(|rank| &mut rank.sides) {
                 side.kv.commit(total)?;
             }
             self.kv_pool.committed(total);
@@ -410,13 +424,14 @@ impl Model {
         self.run(StepResult::Logits, phase, batch, logits, Some(observer))
     }
 
-    /// What a step asks of a machine, an entry for each instruction; nothing is computed.
+    /// What a step asks of a machine, an entry for each instruction; nothing is computed. Of a group: of each of its devices.
     ///
     /// # Errors
     /// If the step is larger than the limits.
     pub fn step_cost(&self, result: StepResult, phase: Phase, batch: &Batch) -> Result<Vec<Cost>, RuntimeError> {
         let key = self.executor_for(result, phase, batch)?;
-        self.executors.get(&key).map_or_else(|| Ok(Vec::new()), |executor| executor.cost(batch, &self.sides))
+        let rank = &self.ranks[0];
+        rank.executors.get(&key).map_or_else(|| Ok(Vec::new()), |executor| executor.cost(batch, &rank.sides))
     }
 
     fn run(
@@ -428,8 +443,13 @@ impl Model {
         observer: Option<&mut dyn StepObserver>,
     ) -> Result<(), RuntimeError> {
         let key = self.executor_for(result, phase, batch)?;
-        let Some(executor) = self.executors.get_mut(&key) else { return Err(self.too_large(phase, batch)) };
-        executor.run(batch, &mut self.sides, out, observer)
+        if self.ranks.len() > 1 {
+            let width = self.width(result);
+            return rank::run(&mut self.ranks, key, batch, width, out, observer);
+        }
+        let Rank { sides, executors, .. } = &mut self.ranks[0];
+        let Some(executor) = executors.get_mut(&key) else { return Err(self.too_large(phase, batch)) };
+        executor.run(batch, sides, out, observer)
     }
 
     /// The smallest executor that holds a step.
@@ -443,7 +463,7 @@ impl Model {
         }
         let phase = if self.phase_matters { phase } else { Phase::Mixed };
         let bucket = self.buckets(phase).into_iter().find(|n| *n as usize >= batch.tokens());
-        let key = bucket.map(|bucket| (result, phase, bucket)).filter(|key| self.executors.contains_key(key));
+        let key = bucket.map(|bucket| (result, phase, bucket)).filter(|key| self.ranks[0].executors.contains_key(key));
         key.ok_or_else(|| self.too_large(phase, batch))
     }
 
@@ -483,7 +503,7 @@ impl Model {
     /// Bytes of a cache block over all layers.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
-        self.sides.iter().map(|side| side.kv.block_bytes()).sum()
+        self.sides().map(|side| side.kv.block_bytes()).sum()
     }
     /// Limits and choices.
     #[must_use]
@@ -499,7 +519,18 @@ impl Model {
     #[must_use]
     pub fn width(&self, result: StepResult) -> usize {
         let of = |executor: &&Executor| executor.program().result == result;
-        self.executors.values().find(of).map_or(0, |executor| executor.program().result_width as usize)
+        let own =
+            self.ranks[0].executors.values().find(of).map_or(0, |executor| executor.program().result_width as usize);
+        // Of logits, ranks have their columns.
+        let whole = || self.graph.body.results.first().and_then(|logits| self.graph.value(*logits).ty.columns());
+        match (result, self.ranks.len()) {
+            (StepResult::Logits, 2..) => whole().map_or(own, |columns| columns as usize),
+            _ => own,
+        }
+    }
+    /// Everything that it has on devices.
+    fn sides(&self) -> impl Iterator<Item = &DeviceSide> {
+        self.ranks.iter().flat_map(|rank| &rank.sides)
     }
     /// What the passes did, for the largest bucket.
     #[must_use]
@@ -511,10 +542,14 @@ impl Model {
     pub fn dump(&self) -> Option<&str> {
         self.dump.as_deref()
     }
-    /// The device.
+    /// The device; of a group, the first.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.sides[MAIN].device
+        &self.ranks[0].sides[MAIN].device
+    }
+    /// The devices that compute it together, in order of rank; one alone is the only one.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.ranks.iter().map(|rank| &rank.sides[MAIN].device)
     }
     /// What another device computes, because the model's own refuses it.
     #[must_use]
@@ -524,12 +559,12 @@ impl Model {
     /// Most values that a step copies between devices.
     #[must_use]
     pub fn crossings(&self) -> usize {
-        self.executors.values().map(Executor::crossings).max().unwrap_or(0)
+        self.ranks[0].executors.values().map(Executor::crossings).max().unwrap_or(0)
     }
     /// Bytes by pool, over all devices.
     #[must_use]
     pub fn memory(&self) -> MemoryReport {
-        let sum = |of: &dyn Fn(&DeviceSide) -> u64| self.sides.iter().map(of).sum();
+        let sum = |of: &dyn Fn(&DeviceSide) -> u64| self.sides().map(of).sum();
         MemoryReport {
             weights_packed: sum(&|side| side.weights.packed_bytes()),
             weights_owned: sum(&|side| side.weights.owned_bytes()),

@@ -18,6 +18,7 @@ use qwen_ir::{Dim, Op, Phase, StateDecl, StateId};
 
 use crate::RuntimeError;
 use crate::describe::{Context, describe, misaligned};
+use crate::group::is_exchange;
 
 /// Copies between devices that a step may need, unless the caller says otherwise: four for each of 64 layers.
 pub const MAX_CROSSINGS: u32 = 256;
@@ -27,6 +28,8 @@ pub const MAX_CROSSINGS: u32 = 256;
 pub struct Placement {
     /// The device.
     pub device: Device,
+    /// Those that compute the model together with the device, as the further ranks of a group.
+    pub peers: Vec<Device>,
     /// Computes what the device refuses; none: then such a model is refused.
     pub fallback: Option<Device>,
     /// Most copies between the two in a step.
@@ -35,7 +38,7 @@ pub struct Placement {
 
 impl From<Device> for Placement {
     fn from(device: Device) -> Self {
-        Self { device, fallback: None, max_crossings: MAX_CROSSINGS }
+        Self { device, peers: Vec::new(), fallback: None, max_crossings: MAX_CROSSINGS }
     }
 }
 
@@ -47,9 +50,26 @@ impl Placement {
         self
     }
 
+    /// With further devices that compute the same model together with the first one.
+    #[must_use]
+    pub fn with_peers(mut self, peers: Vec<Device>) -> Self {
+        self.peers = peers;
+        self
+    }
+
+    /// The devices of the group, in order of rank; one alone is the only rank.
+    pub fn ranks(&self) -> impl Iterator<Item = &Device> {
+        std::iter::once(&self.device).chain(&self.peers)
+    }
+
     /// The device and the one that helps out, in the order of [`Side`].
     pub(crate) fn devices(&self) -> Vec<Device> {
-        std::iter::once(&self.device).chain(&self.fallback).cloned().collect()
+        self.of_rank(&self.device)
+    }
+
+    /// The device of a rank and the one that helps out.
+    pub(crate) fn of_rank(&self, device: &Device) -> Vec<Device> {
+        std::iter::once(device).chain(&self.fallback).cloned().collect()
     }
 }
 
@@ -104,12 +124,17 @@ impl Transfer {
 
     /// Bytes at these values of the symbols.
     pub(crate) fn bytes(&self, symbols: &[i64; 5]) -> u64 {
-        let rows = self.rows.iter().map(|dim| match dim {
-            Dim::Const(n) => *n,
-            Dim::Symbol(symbol) => u64::try_from(symbols[*symbol as usize]).unwrap_or(0),
-        });
-        rows.fold(self.row_bytes, u64::saturating_mul)
+        elements(&self.rows, self.row_bytes, symbols)
     }
+}
+
+/// So many rows of so much each, at these values of the symbols.
+pub(crate) fn elements(rows: &[Dim], each: u64, symbols: &[i64; 5]) -> u64 {
+    let rows = rows.iter().map(|dim| match dim {
+        Dim::Const(n) => *n,
+        Dim::Symbol(symbol) => u64::try_from(symbols[*symbol as usize]).unwrap_or(0),
+    });
+    rows.fold(each, u64::saturating_mul)
 }
 
 /// What is decided of one program.
@@ -238,6 +263,9 @@ impl<'a> Planner<'a> {
 
     /// Why the device does not compute an instruction.
     fn refusal(&mut self, instruction: &Instruction, context: &Context<'_>) -> Result<Option<String>, RuntimeError> {
+        if is_exchange(&instruction.op) {
+            return Ok(None);
+        }
         if let Some(reason) = misaligned(instruction, self.device) {
             return Ok(Some(reason));
         }

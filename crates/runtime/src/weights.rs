@@ -19,6 +19,7 @@ use qwen_ir::{Graph, Transform, WeightDecl, WeightId, WeightSource};
 use crate::RuntimeError;
 
 mod compiled;
+mod part;
 
 /// Identity of a weight: declaration and index of the source.
 pub type WeightKey = (WeightId, u32);
@@ -258,6 +259,9 @@ impl WeightStore {
     }
 
     fn materialise(&self, decl: &WeightDecl, source: &WeightSource) -> Result<Material, RuntimeError> {
+        if let Some(slice) = decl.slice {
+            return self.part(decl, source, slice);
+        }
         let wanted = self.wanted_bytes(decl, source)?;
         match &source.transform {
             Transform::AsStored => {
@@ -321,8 +325,7 @@ impl WeightStore {
             begin.and_then(|begin| Some(usize::try_from(begin).ok()?..usize::try_from(begin.checked_add(len)?).ok()?));
         let range = range.ok_or_else(|| mismatch(info, dtype, len))?;
         let bytes = mapping.get(range.clone()).ok_or_else(|| mismatch(info, dtype, len))?;
-        let alignment = if dtype.is_block_quantised() { 2 } else { dtype.block_bytes() };
-        if (bytes.as_ptr() as usize).is_multiple_of(alignment.max(1)) {
+        if range_is_aligned(bytes, dtype) {
             return Ok(Material::Mapped(MappedRange { mapping, range }));
         }
         let mut owned = Owned::zeroed(bytes.len());
@@ -464,6 +467,12 @@ fn to_device(device: &Device, stream: &Stream, owner: HostOwner, name: String) -
     let buffer = device.alloc(&BufferDesc::new(bytes.len() as u64, QHAL_USAGE_WEIGHT, Scope::Persistent, name))?;
     stream.copy_from_host(bytes, &buffer.whole())?;
     Ok(buffer.whole())
+}
+
+/// Whether values of a type may be read where they lie.
+fn range_is_aligned(bytes: &[u8], dtype: DType) -> bool {
+    let alignment = if dtype.is_block_quantised() { 2 } else { dtype.block_bytes() };
+    (bytes.as_ptr() as usize).is_multiple_of(alignment.max(1))
 }
 
 fn check_size(info: &TensorInfo, dtype: DType, wanted: u64) -> Result<(), RuntimeError> {

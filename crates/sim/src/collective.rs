@@ -67,7 +67,7 @@ impl Wish {
             if !summed || [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::I32].iter().any(lacks) {
                 return refuse(format!("the chip does not reduce elements of type {}", desc.dtype));
             }
-            if !matches!(desc.reduction, QHAL_REDUCE_SUM | QHAL_REDUCE_MAX) {
+            if !matches!(desc.reduction, QHAL_REDUCE_SUM | QHAL_REDUCE_MAX | QHAL_REDUCE_SUM_IN_ORDER) {
                 return refuse(format!("reduction {}, expected a sum or a maximum", desc.reduction));
             }
         }
@@ -408,7 +408,7 @@ fn exchange(parts: &[Part]) -> Result<(), Failure> {
 
 /// Reduces values rank by rank, rounded to their type after each step.
 fn reduce(wish: &Wish, given: &[Vec<u8>], truncates_bf16: bool) -> Vec<u8> {
-    let sum = wish.reduction == QHAL_REDUCE_SUM;
+    let sum = wish.reduction != QHAL_REDUCE_MAX;
     let float = |a: f32, b: f32| match sum {
         true => a + b,
         false if a.is_nan() || b.is_nan() => f32::NAN,

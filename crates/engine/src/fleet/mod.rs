@@ -12,6 +12,7 @@
 //! [`route`] chooses, [`supervisor`] tests and repairs, [`answer`] goes on elsewhere, [`state`] is the table of states.
 
 mod answer;
+mod group;
 mod route;
 mod start;
 mod state;
@@ -101,7 +102,8 @@ impl std::fmt::Debug for FleetOptions {
 struct Live {
     handle: EngineHandle,
     thread: JoinHandle<()>,
-    device: Device,
+    /// Those that compute the model together; mostly one.
+    devices: Vec<Device>,
 }
 
 /// What is known of a device over its time.
@@ -284,6 +286,8 @@ pub struct InstanceReport {
     pub last_reset: Option<SystemTime>,
     /// What it says of itself; none while it is not open, or if it says nothing.
     pub health: Option<Health>,
+    /// Of a group, what each of its devices says of itself, in order of rank; empty for a device alone.
+    pub members: Vec<Option<Health>>,
     /// Its memory in bytes, if known.
     pub memory_total: Option<u64>,
     /// Requests in flight.
@@ -482,7 +486,8 @@ impl Fleet {
                 tests: condition.tests,
                 failed_tests: condition.failed_tests,
                 last_reset: condition.last_reset,
-                health: live.as_ref().and_then(|live| live.device.health().ok()),
+                health: live.as_ref().and_then(|live| group::health(&live.devices)),
+                members: live.as_ref().map(|live| group::members(&live.devices)).unwrap_or_default(),
                 memory_total: seat.memory_total,
                 in_flight: live.as_ref().map_or(0, |live| live.handle.progress().in_flight),
                 stats: stats.after(condition.past),

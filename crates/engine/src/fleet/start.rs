@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock, Weak, mpsc};
 
+use qwen_hal::Device;
 use qwen_hal::abi::QHAL_KIND_CPU;
 use tokio::sync::watch;
 
 use super::supervisor::Supervisor;
-use super::{Build, Condition, Fleet, FleetOptions, Instance, Live, Seat, Shared, Trust};
+use super::{Build, Condition, Fleet, FleetOptions, Instance, Live, Seat, Shared, Trust, group};
 use crate::stats::EngineStats;
 use crate::{EngineHandle, KnownAnswer};
 
@@ -74,7 +75,7 @@ impl Fleet {
             let Instance { name, place, mut build } = instance;
             let mut engine = build().map_err(|reason| FleetError::Build { device: name.clone(), reason })?;
             let device = engine.loaded().model.device().clone();
-            let kind = format!("{} {}", device.plugin().name(), device.info().fingerprint);
+            let kind = group::kind(engine.loaded().model.devices());
             let is_host = device.info().kind == QHAL_KIND_CPU;
             let answer = options.tests.map(|_| engine.repeated_answer(2).map_err(|error| error.to_string()));
             made.push(Made { name, kind, is_host, answer });
@@ -91,6 +92,7 @@ impl Fleet {
         let right: BTreeMap<String, u64> = right_digests(&made, &wrong);
         for ((made, wrong), (engine, place, build)) in made.into_iter().zip(wrong).zip(engines) {
             let device = engine.loaded().model.device().clone();
+            let devices: Vec<Device> = engine.loaded().model.devices().cloned().collect();
             let (handle, thread) = EngineHandle::spawn(engine, usize::MAX)?;
             about.get_or_insert_with(|| Arc::clone(handle.about()));
             let trust = if wrong.is_some() { Trust::Quarantined } else { Trust::Healthy };
@@ -102,11 +104,11 @@ impl Fleet {
                 name: made.name,
                 place,
                 kind: made.kind,
-                title: device.info().name.clone(),
+                title: group::title(&devices),
                 hal_kind: device.info().kind,
-                memory_total: device.caps().memory_total,
+                memory_total: group::memory_total(&devices),
                 build: Mutex::new(build),
-                live: RwLock::new(Some(Live { handle, thread, device })),
+                live: RwLock::new(Some(Live { handle, thread, devices })),
                 condition: Mutex::new(Condition {
                     trust,
                     quarantines: u64::from(wrong.is_some()),

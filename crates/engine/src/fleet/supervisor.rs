@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use qwen_hal::Device;
 use qwen_hal::abi::QHAL_HEALTH_LOST;
 
 use super::state::{Event, Trust};
@@ -159,8 +160,12 @@ impl Supervisor {
         if live.thread.is_finished() {
             return Some("its engine has stopped".into());
         }
-        if live.device.health().is_ok_and(|health| health.state == QHAL_HEALTH_LOST) {
-            return Some("the device is lost".into());
+        let lost = |device: &Device| device.health().is_ok_and(|health| health.state == QHAL_HEALTH_LOST);
+        if let Some(rank) = live.devices.iter().position(lost) {
+            return Some(match live.devices.len() {
+                1 => "the device is lost".into(),
+                ranks => format!("{}, rank {rank} of {ranks}, is lost", live.devices[rank].info().name),
+            });
         }
         let (progress, now) = (live.handle.progress(), Instant::now());
         let has_work = progress.in_flight > 0 || plan.test.is_some();
@@ -254,8 +259,8 @@ impl Supervisor {
         }
         let (seat, sender) = (Arc::clone(seat), self.sender.clone());
         let job = move || {
-            if let Some(Live { handle, thread, device }) = old {
-                drop((handle, device));
+            if let Some(Live { handle, thread, devices }) = old {
+                drop((handle, devices));
                 // An engine whose device never answers ends here: it can't be opened twice.
                 let _ = thread.join();
             }
@@ -298,7 +303,7 @@ fn build(seat: &Seat) -> Result<Box<Live>, String> {
     let mut make = seat.build.lock().unwrap_or_else(PoisonError::into_inner);
     let engine = make()?;
     drop(make);
-    let device = engine.loaded().model.device().clone();
+    let devices = engine.loaded().model.devices().cloned().collect();
     let (handle, thread) = EngineHandle::spawn(engine, usize::MAX).map_err(|error| error.to_string())?;
-    Ok(Box::new(Live { handle, thread, device }))
+    Ok(Box::new(Live { handle, thread, devices }))
 }

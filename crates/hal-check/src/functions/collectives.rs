@@ -255,7 +255,7 @@ fn check_reduced(dtype: u32, reduction: Reduction, given: &[&[u8]], found: &[u8]
         let ints = |bytes: &[u8]| -> Vec<i32> {
             bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
         };
-        let reduce = |a: i32, b: i32| if reduction == Reduction::Sum { a.wrapping_add(b) } else { a.max(b) };
+        let reduce = |a: i32, b: i32| if reduction == Reduction::Max { a.max(b) } else { a.wrapping_add(b) };
         let all: Vec<Vec<i32>> = given.iter().map(|bytes| ints(bytes)).collect();
         let expected = (0..all[0].len()).map(|i| all.iter().map(|values| values[i]).reduce(reduce).unwrap_or(0));
         let at = expected.zip(ints(found)).position(|(a, b)| a != b);
@@ -272,7 +272,7 @@ fn check_reduced(dtype: u32, reduction: Reduction, given: &[&[u8]], found: &[u8]
     for (i, found) in found.iter().enumerate() {
         let column = || all.iter().map(|values| values[i]);
         let (expected, limit) = match reduction {
-            Reduction::Sum => {
+            Reduction::Sum | Reduction::SumInOrder => {
                 (column().sum::<f64>(), (all.len() as f64 - 1.0) * step * column().map(f64::abs).sum::<f64>())
             }
             Reduction::Max => (column().fold(f64::NEG_INFINITY, f64::max), 0.0),
@@ -286,6 +286,13 @@ fn check_reduced(dtype: u32, reduction: Reduction, given: &[&[u8]], found: &[u8]
         }
     }
     Ok(())
+}
+
+/// float32 values of all ranks, added in order of rank.
+fn sum_in_order(given: &[&[u8]]) -> Vec<u8> {
+    let all: Vec<Vec<f64>> = given.iter().map(|bytes| decode(QHAL_DTYPE_F32, bytes)).collect();
+    let sum = |i: usize| all.iter().map(|values| values[i] as f32).reduce(|a, b| a + b).unwrap_or(0.0);
+    (0..all[0].len()).flat_map(|i| sum(i).to_le_bytes()).collect()
 }
 
 const REDUCED: [u32; 4] = [QHAL_DTYPE_F32, QHAL_DTYPE_F16, QHAL_DTYPE_BF16, QHAL_DTYPE_I32];
@@ -326,11 +333,17 @@ fn values(
 }
 
 fn all_reduce(subject: &Subject, ranks: usize) -> Checked {
-    let exchanges = [Exchange::AllReduce(Reduction::Sum), Exchange::AllReduce(Reduction::Max)];
+    let exchanges = [Reduction::Sum, Reduction::Max, Reduction::SumInOrder].map(Exchange::AllReduce);
     values(subject, ranks, &exchanges, &REDUCED, (1, 1), &|collective, given, found| {
         let Exchange::AllReduce(reduction) = collective.exchange else { return Ok(()) };
         let given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
         check_reduced(collective.dtype, reduction, &given, &found[0])?;
+        if (reduction, collective.dtype) == (Reduction::SumInOrder, QHAL_DTYPE_F32) {
+            let same = found[0] == sum_in_order(&given);
+            ensure(same, || {
+                "a sum in order of rank has other bits than adding the ranks' values one after the other".into()
+            })?;
+        }
         ensure(found.iter().all(|other| *other == found[0]), || "ranks got different bits".into())
     })
 }

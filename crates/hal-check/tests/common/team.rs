@@ -17,6 +17,7 @@ type Error = *mut qhal_error;
 pub(crate) enum Bug {
     None,
     LosesLastRank,
+    SumsBackwards,
     SumsAsTheyCome,
     RanksDiffer,
     SwapsParts,
@@ -33,6 +34,7 @@ pub(crate) enum Bug {
 const BUGS: [Bug; 13] = [
     Bug::None,
     Bug::LosesLastRank,
+    Bug::SumsBackwards,
     Bug::SumsAsTheyCome,
     Bug::RanksDiffer,
     Bug::SwapsParts,
@@ -222,7 +224,7 @@ fn understood(desc: &qhal_collective_desc) -> Told {
     let reduces = matches!(desc.kind, QHAL_COLLECTIVE_ALL_REDUCE | QHAL_COLLECTIVE_REDUCE_SCATTER);
     let type_fits = !reduces
         || (matches!(desc.dtype, QHAL_DTYPE_F32 | QHAL_DTYPE_I32)
-            && matches!(desc.reduction, QHAL_REDUCE_SUM | QHAL_REDUCE_MAX));
+            && matches!(desc.reduction, QHAL_REDUCE_SUM | QHAL_REDUCE_MAX | QHAL_REDUCE_SUM_IN_ORDER));
     if kind && plain && type_fits { Ok(()) } else { refuse(QHAL_UNIMPLEMENTED, "not understood") }
 }
 
@@ -342,7 +344,11 @@ impl Comm {
 }
 
 fn reduce(given: &[Vec<u8>], desc: &qhal_collective_desc) -> Vec<u8> {
-    let sum = desc.reduction == QHAL_REDUCE_SUM;
+    let sum = desc.reduction != QHAL_REDUCE_MAX;
+    if bug() == Bug::SumsBackwards && desc.reduction == QHAL_REDUCE_SUM_IN_ORDER && given.len() > 1 {
+        let backwards: Vec<Vec<u8>> = given.iter().rev().cloned().collect();
+        return reduce(&backwards, &qhal_collective_desc { reduction: QHAL_REDUCE_SUM, ..*desc });
+    }
     let mut result = given[0].clone();
     let last = given.len() - usize::from(bug() == Bug::LosesLastRank && given.len() > 1);
     for other in &given[1..last] {

@@ -16,9 +16,12 @@ pub mod lower;
 pub mod plan_memory;
 pub mod precision;
 pub mod roles;
+pub mod shard;
 pub mod specialise;
 pub mod stability;
 pub mod tile;
+
+pub use shard::Shard;
 
 /// What passes ask a device. Instructions in questions have no real places: kinds, attributes, types and shapes count.
 pub trait DeviceModel {
@@ -66,6 +69,8 @@ impl DeviceModel for PermissiveDevice {
 /// Names of the passes, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PassName {
+    /// Cuts the graph for one device of a group.
+    Shard,
     /// Removes what is said twice or not used, joins projections of one input.
     Canonicalise,
     /// Fits the graph to a kind of step.
@@ -88,7 +93,8 @@ pub enum PassName {
 
 impl PassName {
     /// All passes, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
+        Self::Shard,
         Self::Canonicalise,
         Self::Specialise,
         Self::Fuse,
@@ -103,6 +109,7 @@ impl PassName {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Shard => "shard",
             Self::Canonicalise => "canonicalise",
             Self::Specialise => "specialise",
             Self::Fuse => "fuse",
@@ -204,6 +211,8 @@ pub struct CompileOptions {
     pub kv_dtype: KvDType,
     /// What the step gives.
     pub result: StepResult,
+    /// Which device of a group it is for; none: a device alone.
+    pub shard: Option<Shard>,
     /// Whether to fuse.
     pub fuse: bool,
     /// Pass after which to keep the text form.
@@ -223,6 +232,7 @@ impl CompileOptions {
             policy: Policy::Balanced,
             kv_dtype: KvDType::Auto,
             result: StepResult::Logits,
+            shard: None,
             fuse: true,
             dump_after: None,
             verify: cfg!(debug_assertions),
@@ -278,6 +288,9 @@ pub fn compile(graph: &Graph, options: &CompileOptions, device: &dyn DeviceModel
     let mut graph = graph.clone();
     // Always: the graph may come from a text, and the passes rely on it.
     crate::verify(&graph)?;
+    if options.shard.is_some() || options.dump_after == Some(PassName::Shard) {
+        run.pass(PassName::Shard, &mut graph, |g| shard::run(g, options.shard))?;
+    }
     run.pass(PassName::Canonicalise, &mut graph, |g| canonicalise::run(g, device))?;
     run.pass(PassName::Specialise, &mut graph, |g| specialise::run(g, options))?;
     if options.fuse {

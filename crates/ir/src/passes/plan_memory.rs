@@ -27,7 +27,7 @@ pub struct MemoryPlan {
 #[must_use]
 pub fn vocabulary_in_place(op: &Op, operand: usize, operands: usize) -> bool {
     match op {
-        Op::Norm { .. } | Op::Rope(_) | Op::Unary(_) | Op::Softmax => operand == 0,
+        Op::Norm { .. } | Op::Rope(_) | Op::Unary(_) | Op::Softmax | Op::AllReduce { .. } => operand == 0,
         Op::Glu(_) | Op::Binary(_) => operand <= 1,
         Op::Gemm { epilogue: crate::Epilogue::Add, .. } => operand + 1 == operands,
         _ => false,

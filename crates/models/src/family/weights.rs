@@ -112,7 +112,7 @@ impl<'a> Weights<'a> {
             }
             dense.push(source);
         }
-        graph.add_weight(WeightDecl { name, shape: shape.to_vec(), sources: dense, first_layer })
+        graph.add_weight(WeightDecl { name, shape: shape.to_vec(), sources: dense, first_layer, slice: None })
     }
 
     /// A linear layer [out, in] with an optional bias.

@@ -181,11 +181,11 @@ impl Model {
         let mut seen = BTreeSet::new();
         let mut names = Vec::new();
         for key in &wanted.stored {
-            let (_, source) = self.sides[MAIN].weights.source(*key)?;
+            let (_, source) = self.ranks[0].sides[MAIN].weights.source(*key)?;
             names.extend(source.tensors.iter().filter(|name| seen.insert((*name).clone())).cloned());
         }
         for form in &wanted.forms {
-            seen.extend(self.sides[MAIN].weights.source(form.key)?.1.tensors.iter().cloned());
+            seen.extend(self.ranks[0].sides[MAIN].weights.source(form.key)?.1.tensors.iter().cloned());
         }
         let vectors = checkpoint.tensors().filter(|info| info.shape.len() <= 1 && !seen.contains(&info.name));
         names.extend(vectors.map(|info| info.name.clone()));
@@ -194,7 +194,7 @@ impl Model {
 
     fn description(&self, checkpoint: &Checkpoint, wanted: &Wanted, stored: &[String]) -> Result<Packed, RuntimeError> {
         let weights = wanted.forms.iter().map(|form| {
-            let (decl, source) = self.sides[MAIN].weights.source(form.key)?;
+            let (decl, source) = self.ranks[0].sides[MAIN].weights.source(form.key)?;
             Ok(PackedWeight {
                 weight: decl.name.clone(),
                 source: form.key.1,
@@ -215,7 +215,7 @@ impl Model {
 
     fn packed_bytes_of(&mut self, form: &Form) -> Result<Vec<u8>, RuntimeError> {
         let desc = BufferDesc::new(form.bytes, QHAL_USAGE_WEIGHT, Scope::Persistent, "packed weight");
-        let on = &mut self.sides[MAIN];
+        let on = &mut self.ranks[0].sides[MAIN];
         let target = on.device.alloc(&desc)?.whole();
         let mut bytes = vec![0; usize::try_from(form.bytes).unwrap_or(usize::MAX)];
         // What a device leaves unwritten, as padding, must not differ from run to run.

@@ -121,14 +121,14 @@ impl Model {
         let placement = Placement::from(judged).with_fallback(reference);
         let mut model = Self::unprepared(graph, checkpoint, &placement, options)?;
         let phase = if model.phase_matters { Phase::Prefill } else { Phase::Mixed };
-        let reference = model.sides.get(FALLBACK).map(|side| &side.device);
-        let compiled = model.compile_beside(StepResult::Logits, phase, model.options.max_step_tokens, reference)?;
+        let reference = model.ranks[0].sides.get(FALLBACK).map(|side| &side.device);
+        let compiled = model.compile_beside(0, StepResult::Logits, phase, model.options.max_step_tokens, reference)?;
         let mut pair = Pair::new(&mut model, phase, &compiled)?;
         let mut sequence = SequenceKv::default();
         model.reserve(&mut sequence, u32::try_from(tokens.len()).unwrap_or(u32::MAX))?;
         let mut batch = Batch::new(model.block_size);
         batch.push(&sequence, tokens, LogitRows::All)?;
-        pair.run(&compiled.program, &batch, &mut model.sides)
+        pair.run(&compiled.program, &batch, &mut model.ranks[0].sides)
     }
 }
 
@@ -146,18 +146,18 @@ impl Pair {
         let kv_dtype = states.first().map_or(DType::F32, |state| state.dtype);
         let limit = model.kv_pool.limit();
         for side in [MAIN, FALLBACK] {
-            model.check_memory(side, kv_dtype, &|_: StateId| true)?;
-            let on = &mut model.sides[side];
+            model.check_memory(0, side, kv_dtype, &|_: StateId| true)?;
+            let on = &mut model.ranks[0].sides[side];
             on.kv = KvMemory::reserve(&on.device, &model.graph, kv_dtype, model.block_size, limit, &|_| true)?;
         }
-        let mut planner = Planner::new(&model.sides[MAIN].device, states);
+        let mut planner = Planner::new(&model.ranks[0].sides[MAIN].device, states);
         planner.look_at(program, phase)?;
         let refusals = planner.refusals(program, phase)?;
         let sides = refusals.iter().map(|refusal| if refusal.is_some() { FALLBACK } else { MAIN }).collect();
         let count = program.instructions.len();
         let (here, there) = (Assignment::of(sides), Assignment::of(vec![FALLBACK; count]));
-        let exact = in_forms_of(program, &model.sides[FALLBACK].device, phase, states);
-        let sides = &mut model.sides;
+        let exact = in_forms_of(program, &model.ranks[0].sides[FALLBACK].device, phase, states);
+        let sides = &mut model.ranks[0].sides;
         let judged = Executor::new(program.clone(), here, phase, states, sides, &mut |_, _| {})?;
         let reference = Executor::new(exact, there, phase, states, sides, &mut |_, _| {})?;
         for (side, on) in sides.iter_mut().enumerate() {

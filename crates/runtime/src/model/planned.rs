@@ -14,6 +14,7 @@ use qwen_ir::{Dim, Graph, Phase, Symbol};
 use super::{Model, ModelOptions};
 use crate::RuntimeError;
 use crate::describe::{Context, describe};
+use crate::group::is_exchange;
 use crate::placement::{Decided, FALLBACK, Fallback, Placement, Side};
 
 /// What [`Model::explain`] tells.
@@ -40,6 +41,8 @@ pub struct PlannedStep {
     pub bucket: u32,
     /// Values that are copied between devices.
     pub crossings: usize,
+    /// Sums that are exchanged between the devices of a group.
+    pub exchanges: usize,
 }
 
 /// A plan of a device, and what it is for.
@@ -101,10 +104,14 @@ impl Model {
             programs.iter().zip(decided.assignments.iter().zip(&decided.refusals))
         {
             let (phase, bucket) = (*phase, *bucket);
-            steps.push(PlannedStep { phase, bucket, crossings: assignment.transfers.len() });
+            let mut exchanges = 0;
             let context = Context { bounds: compiled.program.bounds, phase, states: &compiled.graph.states };
             let mut known: HashMap<(Side, String), usize> = HashMap::new();
             for (i, instruction) in compiled.program.instructions.iter().enumerate() {
+                if is_exchange(&instruction.op) {
+                    exchanges += 1;
+                    continue;
+                }
                 let described = describe(instruction, &context);
                 let (side, next) = (assignment.side(i), ops.len());
                 let at = *known.entry((side, format!("{:?}", described.desc))).or_insert(next);
@@ -119,6 +126,7 @@ impl Model {
                 }
                 ops.push(planned);
             }
+            steps.push(PlannedStep { phase, bucket, crossings: assignment.transfers.len(), exchanges });
         }
         Ok(Explained { max_seq_len, ops, steps, fallbacks: decided.fallbacks, refused })
     }

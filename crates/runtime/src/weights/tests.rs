@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use qwen_formats::test_support::safetensors;
 
 use super::*;
+use qwen_ir::WeightSlice;
 
 /// A checkpoint of float tensors, deleted with the value.
 struct File {
@@ -33,6 +34,17 @@ fn file(tensors: &[(&str, &[u64], &[f32])]) -> File {
 
 /// Values of a weight, or why there are none.
 fn values(file: &File, shape: &[u64], tensors: &[&str], transform: Transform) -> Result<Vec<f32>, String> {
+    values_of(file, shape, None, tensors, transform)
+}
+
+/// Values of a part of a weight.
+fn values_of(
+    file: &File,
+    shape: &[u64],
+    slice: Option<WeightSlice>,
+    tensors: &[&str],
+    transform: Transform,
+) -> Result<Vec<f32>, String> {
     let source =
         WeightSource { dtype: DType::F32, tensors: tensors.iter().map(|&name| name.into()).collect(), transform };
     let decl = WeightDecl {
@@ -40,6 +52,7 @@ fn values(file: &File, shape: &[u64], tensors: &[&str], transform: Transform) ->
         shape: shape.to_vec(),
         sources: vec![source.clone()],
         first_layer: None,
+        slice,
     };
     let store = WeightStore::new(Arc::clone(&file.checkpoint), &Graph::new("test"));
     let bytes = |bytes: &[u8]| bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
@@ -115,6 +128,60 @@ fn keys_are_transposed_before_the_values_of_their_head() {
         ([2, 3, 1], [8, 0]),
     ] {
         merge(sizes, shape).unwrap_err();
+    }
+}
+
+/// A part of a weight is that part of the whole, whatever the weight is made of.
+#[test]
+fn parts_are_parts_of_the_whole() {
+    let all = counted();
+    let file =
+        file(&[("a", &[6, 4], &all), ("b", &[3, 4], &all[..12]), ("c", &[3, 4], &all[12..]), ("e", &[2, 4, 3], &all)]);
+    let cases: [(&[u64], &[&str], Transform); 5] = [
+        (&[6, 4], &["a"], Transform::AsStored),
+        (&[6, 4], &["a"], Transform::ToF32),
+        (&[4, 4], &["a"], Transform::Rows { first: 1 }),
+        (&[2, 3, 4], &["b", "c"], Transform::Stack),
+        (&[2, 3, 3], &["e"], Transform::ExpertRows { first: 1 }),
+    ];
+    for (shape, tensors, transform) in cases {
+        let whole = values(&file, shape, tensors, transform.clone()).unwrap();
+        for (axis, of) in shape.iter().copied().enumerate() {
+            for (first, count) in (0..of).flat_map(|first| (1..=of - first).map(move |count| (first, count))) {
+                let slice = WeightSlice { axis: axis as u32, first, of };
+                let mut part = shape.to_vec();
+                part[axis] = count;
+                let found = values_of(&file, &part, Some(slice), tensors, transform.clone()).unwrap();
+                let inner: u64 = shape[axis + 1..].iter().product();
+                let is_in = |i: usize| (first..first + count).contains(&(i as u64 / inner % of));
+                let expected: Vec<f32> =
+                    whole.iter().enumerate().filter(|(i, _)| is_in(*i)).map(|(_, value)| *value).collect();
+                assert_eq!(found, expected, "{transform:?} {slice:?} {count}");
+            }
+            let slice = WeightSlice { axis: axis as u32, first: of, of };
+            values_of(&file, shape, Some(slice), tensors, transform.clone()).unwrap_err();
+        }
+    }
+}
+
+/// Quantised blocks are cut where they begin, bytes as they are.
+#[test]
+fn blocks_are_not_cut() {
+    let decl = |columns: u64| WeightDecl {
+        name: "the weight".into(),
+        shape: vec![2, columns],
+        sources: Vec::new(),
+        first_layer: None,
+        slice: None,
+    };
+    let slice = WeightSlice { axis: 1, first: 32, of: 96 };
+    let runs = part::Runs::new(&decl(32), &[2, 96], slice, DType::Q8_0).unwrap();
+    let bytes: Vec<u8> = (0..2 * 3 * 34).map(|i| i as u8).collect();
+    let mut found = vec![0; 2 * 34];
+    runs.copy(&bytes, &mut found);
+    assert_eq!(found, [&bytes[34..68], &bytes[136..170]].concat());
+    for (first, columns) in [(16, 32), (32, 16), (96, 32)] {
+        assert!(part::Runs::new(&decl(columns), &[2, 96], WeightSlice { first, ..slice }, DType::Q8_0).is_err());
     }
 }
 

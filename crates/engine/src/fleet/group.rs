@@ -1,0 +1,65 @@
+//! Devices that compute one model together, as one device of a fleet: what it is called, and how it is.
+//!
+//! A group is as well as its worst device, as hot as its hottest, and has the memory of all. One device alone is a group of one, of
+//! which everything is its own.
+
+use qwen_hal::{Device, Health};
+
+/// Type of a group: only groups of as many devices of one type give the same bits.
+pub(super) fn kind<'a>(devices: impl Iterator<Item = &'a Device>) -> String {
+    let mut kinds = devices.map(|device| format!("{} {}", device.plugin().name(), device.info().fingerprint));
+    let first = kinds.next().unwrap_or_default();
+    match kinds.count() {
+        0 => first,
+        others => format!("{first} x {}", others + 1),
+    }
+}
+
+/// Name for people.
+pub(super) fn title(devices: &[Device]) -> String {
+    let first = devices.first().map_or("", |device| device.info().name.as_str());
+    match devices.len() {
+        0 | 1 => first.to_owned(),
+        count => format!("{count} x {first}"),
+    }
+}
+
+/// Memory of all, if that of each is known.
+pub(super) fn memory_total(devices: &[Device]) -> Option<u64> {
+    devices.iter().map(|device| device.caps().memory_total).sum()
+}
+
+/// What each device of a group says of itself.
+pub(super) fn members(devices: &[Device]) -> Vec<Option<Health>> {
+    if devices.len() < 2 {
+        return Vec::new();
+    }
+    devices.iter().map(|device| device.health().ok()).collect()
+}
+
+/// What a group says of itself; none if none of its devices says anything.
+pub(super) fn health(devices: &[Device]) -> Option<Health> {
+    devices.iter().filter_map(|device| device.health().ok()).reduce(|a, b| together(&a, &b))
+}
+
+fn together(a: &Health, b: &Health) -> Health {
+    let sum = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
+    let most = |a: Option<f64>, b: Option<f64>| if a.is_some() && b.is_some() { Some(a?.max(b?)) } else { a.or(b) };
+    Health {
+        // States are in order of how bad they are.
+        state: a.state.max(b.state),
+        memory_free: sum(a.memory_free, b.memory_free),
+        memory_used: sum(a.memory_used, b.memory_used),
+        memory_reserved: sum(a.memory_reserved, b.memory_reserved),
+        utilisation: most(a.utilisation, b.utilisation),
+        temperature: most(a.temperature, b.temperature),
+        power: a.power.zip(b.power).map(|(a, b)| a + b),
+        throttle_reasons: a.throttle_reasons.zip(b.throttle_reasons).map(|(a, b)| a | b),
+        memory_errors_corrected: sum(a.memory_errors_corrected, b.memory_errors_corrected),
+        memory_errors_uncorrected: sum(a.memory_errors_uncorrected, b.memory_errors_uncorrected),
+        link_errors: sum(a.link_errors, b.link_errors),
+        // The one that showed no progress for the longest time.
+        heartbeat_ns: a.heartbeat_ns.zip(b.heartbeat_ns).map(|(a, b)| a.min(b)),
+        last_error: a.last_error.or(b.last_error),
+    }
+}
