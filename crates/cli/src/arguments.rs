@@ -61,6 +61,10 @@ pub struct DeviceArguments {
     /// qwen-server several, as sim:mlu370:0,1+cpu
     #[arg(long, value_name = "NAME[:MODEL][:N]", default_value = "cpu")]
     pub device: DeviceList,
+    /// Devices that compute one model together, each a part of it, by a plugin with collectives; of qwen-server each N of the
+    /// devices are such a group
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub tensor_parallel_size: u32,
     /// A plugin's library, beside those of the usual places (may be repeated)
     #[arg(long = "plugin", value_name = "FILE")]
     pub plugins: Vec<PathBuf>,

@@ -213,13 +213,13 @@ fn serves(planned: &[PlannedOp], op: &PlannedOp, size: StepSize) -> bool {
     of_phase(op.phase) && buckets.filter(|bucket| u64::from(*bucket) >= size.tokens).min() == Some(op.bucket)
 }
 
-/// Values that a step of this size copies between devices.
+/// What a step of this size copies between devices, and exchanges between those of a group.
 #[must_use]
-pub fn crossings(planned: &Explained, size: StepSize) -> usize {
+pub fn transfers(planned: &Explained, size: StepSize) -> (usize, usize) {
     let phase = size.phase();
     let of_phase = planned.steps.iter().filter(|step| step.phase == Phase::Mixed || step.phase == phase);
     let holding = of_phase.filter(|step| u64::from(step.bucket) >= size.tokens);
-    holding.min_by_key(|step| step.bucket).map_or(0, |step| step.crossings)
+    holding.min_by_key(|step| step.bucket).map_or((0, 0), |step| (step.crossings, step.exchanges))
 }
 
 const fn variable(symbol: Symbol) -> Option<Variable> {

@@ -178,6 +178,26 @@ impl DeviceList {
         Err(CliError::input(format!("device {self}"), "one device", self.each().count().to_string(), help))
     }
 
+    /// The devices in groups of so many, in the order in which they are named.
+    ///
+    /// # Errors
+    /// If they can't be divided so.
+    pub fn groups(&self, size: u32) -> Result<Vec<Group>, CliError> {
+        let each: Vec<DeviceName> = self.each().collect();
+        let size = size.max(1) as usize;
+        if !each.len().is_multiple_of(size) {
+            let help = format!("name a multiple of {size} devices, or change --tensor-parallel-size");
+            let (what, found) =
+                (format!("device {self}"), format!("{} device{}", each.len(), if each.len() == 1 { "" } else { "s" }));
+            return Err(CliError::input(what, format!("groups of {size} devices"), found, help));
+        }
+        if size > 1 && each.iter().any(|name| name.plugin == AUTO) {
+            let help = "name the devices of a group, as sim:mlu370:0,1";
+            return Err(CliError::input(format!("device {self}"), "devices by name", AUTO, help));
+        }
+        Ok(each.chunks(size).map(|names| Group(names.to_vec())).collect())
+    }
+
     /// Each device by itself.
     pub fn each(&self) -> impl Iterator<Item = DeviceName> {
         let one = |name: &DeviceName| {
@@ -185,6 +205,37 @@ impl DeviceList {
             name.indices.clone().into_iter().map(move |index| DeviceName { indices: vec![index], ..name.clone() })
         };
         std::iter::once(&self.first).chain(&self.others).flat_map(one)
+    }
+}
+
+/// Devices that compute one model together; mostly one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group(Vec<DeviceName>);
+
+impl std::fmt::Display for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some((first, others)) = self.0.split_first() else { return Ok(()) };
+        let alike = |name: &DeviceName| (&name.plugin, &name.model) == (&first.plugin, &first.model);
+        if others.iter().all(alike) {
+            let indices = self.0.iter().flat_map(|name| name.indices.iter().copied()).collect();
+            return write!(f, "{}", DeviceName { indices, ..first.clone() });
+        }
+        write!(f, "{first}")?;
+        others.iter().try_for_each(|name| write!(f, "+{name}"))
+    }
+}
+
+impl Group {
+    /// The one device, if it is alone.
+    #[must_use]
+    pub fn only(&self) -> Option<&DeviceName> {
+        if let [name] = self.0.as_slice() { Some(name) } else { None }
+    }
+
+    /// Name of each device; none for one alone.
+    #[must_use]
+    pub fn members(&self) -> Vec<String> {
+        if self.0.len() < 2 { Vec::new() } else { self.0.iter().map(ToString::to_string).collect() }
     }
 }
 
@@ -240,12 +291,24 @@ impl Placer {
         Ok(tuned(plugin.open(name.index_in(&plugin)?, &[])?))
     }
 
-    /// A device with the CPU for what it refuses.
+    /// The devices of a group.
     ///
     /// # Errors
-    /// If the CPU can't be opened.
-    pub fn beside_cpu(&self, device: Device) -> Result<Placement, CliError> {
-        let mut placement = Placement::from(device);
+    /// As [`Placer::open`].
+    pub fn open_group(&self, group: &Group) -> Result<Vec<Device>, CliError> {
+        group.0.iter().map(|name| self.open(name)).collect()
+    }
+
+    /// Devices that compute a model together, with the CPU for what they refuse.
+    ///
+    /// # Errors
+    /// If there is none, or the CPU can't be opened.
+    pub fn beside_cpu(&self, devices: Vec<Device>) -> Result<Placement, CliError> {
+        let mut devices = devices.into_iter();
+        let Some(first) = devices.next() else {
+            return Err(CliError::input("--device", "a device", "none", "name one"));
+        };
+        let mut placement = Placement::from(first).with_peers(devices.collect());
         placement.max_crossings = self.max_crossings;
         Ok(if placement.device.plugin().name() == CPU {
             placement
@@ -355,7 +418,17 @@ pub fn open(name: &DeviceName, named: &[PathBuf], threads: Option<u32>) -> Resul
 /// If there is no such device, or it can't be opened.
 pub fn place(arguments: &DeviceArguments, bytes: u64) -> Result<Placement, CliError> {
     let placer = Placer::new(arguments, bytes)?;
-    placer.beside_cpu(placer.open(arguments.device.only()?)?)
+    let size = arguments.tensor_parallel_size;
+    if size == 1 {
+        arguments.device.only()?;
+    }
+    let groups = arguments.device.groups(size)?;
+    let [group] = groups.as_slice() else {
+        let help = format!("this command uses one group: name {size} devices; qwen-server uses several groups");
+        let (what, found) = (format!("device {}", arguments.device), format!("{} groups", groups.len()));
+        return Err(CliError::input(what, format!("one group of {size} devices"), found, help));
+    };
+    placer.beside_cpu(placer.open_group(group)?)
 }
 
 /// The device with the variants that were tuned for it.
@@ -502,6 +575,20 @@ mod tests {
         for wrong in ["", "cpu+", "+cpu", "cpu++cpu"] {
             assert!(wrong.parse::<DeviceList>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn devices_are_taken_in_groups() {
+        let groups = |text: &str, size: u32| {
+            let groups = text.parse::<DeviceList>().unwrap().groups(size)?;
+            Ok::<_, CliError>(groups.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(groups("sim:mlu370:0,1,2,3", 2).unwrap(), ["sim:mlu370:0,1", "sim:mlu370:2,3"]);
+        assert_eq!(groups("sim:mlu370:0,1", 1).unwrap(), ["sim:mlu370:0", "sim:mlu370:1"]);
+        assert_eq!(groups("sim:a:0+sim:b:0", 2).unwrap(), ["sim:a:0+sim:b:0"]);
+        let error = groups("sim:mlu370:0,1,2", 2).unwrap_err().to_string();
+        assert!(error.contains("groups of 2 devices") && error.contains("3 devices"), "{error}");
+        assert!(groups("auto+cpu", 2).is_err());
     }
 
     #[test]

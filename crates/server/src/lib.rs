@@ -99,6 +99,20 @@ pub struct DeviceReport {
     pub quarantines: u64,
     /// Tests by known answers.
     pub known_answer_tests: u64,
+    /// Of a group that computes the model together: its devices, in order of rank. Left out for a device alone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<MemberReport>,
+}
+
+/// A device of a group.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, utoipa::ToSchema)]
+pub struct MemberReport {
+    /// Name, as `--device` takes it.
+    pub name: String,
+    /// What the device says of itself, as of a device alone.
+    pub status: String,
+    /// Degrees Celsius.
+    pub temperature: Option<f64>,
 }
 
 /// Asks the devices how they are.

@@ -46,6 +46,8 @@ pub struct Explain {
 struct Answer<'a> {
     model: &'a str,
     device: String,
+    /// Devices that compute the model together, in order of rank; empty for one alone.
+    members: Vec<String>,
     chip: Option<&'a str>,
     bandwidth: Option<f64>,
     bandwidth_origin: Option<&'static str>,
@@ -66,6 +68,8 @@ struct Step {
     #[serde(flatten)]
     size: StepSize,
     crossings: usize,
+    /// Sums that the devices of a group exchange.
+    exchanges: usize,
 }
 
 /// Instructions of one kind that the device refuses for one reason.
@@ -108,11 +112,17 @@ impl Explain {
             [StepSize { step: "prefill", tokens: chunk, seq_len }, StepSize { step: "decode", tokens: 1, seq_len }];
         let decisions: Vec<Counted> =
             sizes.into_iter().flat_map(|size| dispatch::decisions(&choosers, &planned.ops, Some(size))).collect();
-        let step = |size| Step { size, crossings: dispatch::crossings(&planned, size) };
+        let step = |size| {
+            let (crossings, exchanges) = dispatch::transfers(&planned, size);
+            Step { size, crossings, exchanges }
+        };
+        let groups = self.runtime.place.device.groups(self.runtime.place.tensor_parallel_size)?;
+        let members = groups.first().map(plugins::Group::members).unwrap_or_default();
         let (bandwidth, bandwidth_origin) = choosers.own().bandwidth().unzip();
         let answer = Answer {
             model: &self.model.model,
             device: self.device(&placement),
+            members,
             chip: dispatch::chip_of(&catalogue, &placement.device).map(|chip| chip.name.as_str()),
             bandwidth,
             bandwidth_origin,
@@ -155,7 +165,11 @@ fn print(answer: &Answer<'_>) -> Result<(), CliError> {
             (None, _) => String::new(),
             (Some(_), n) => format!(", {n} copies between devices of at most {}", answer.max_crossings),
         };
-        writeln!(out, "{NAME}{}{NAME:#}  tokens {tokens}, context {context}{copies}", step.size.step)?;
+        let sums = match step.exchanges {
+            0 => String::new(),
+            n => format!(", {n} sums exchanged between {} devices", answer.members.len()),
+        };
+        writeln!(out, "{NAME}{}{NAME:#}  tokens {tokens}, context {context}{copies}{sums}", step.size.step)?;
         for counted in answer.decisions.iter().filter(|counted| counted.size == Some(step.size)) {
             print_decision(&mut out, counted, answer.fallback.as_deref())?;
         }

@@ -153,6 +153,7 @@ impl OnDevices {
         RuntimeArguments {
             place: DeviceArguments {
                 device: device.clone().into(),
+                tensor_parallel_size: 1,
                 plugins: self.plugins.clone(),
                 max_crossings: u32::MAX,
                 threads: self.threads,

@@ -3,7 +3,7 @@
 //! All devices share one host and one loaded plugin of a kind, so that their kernels on the host take turns on one pool of
 //! threads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -15,13 +15,13 @@ use qwen_engine::{
     Topology,
 };
 use qwen_hal::{Device, Health, Host, abi};
-use qwen_server::DeviceReport;
+use qwen_server::{DeviceReport, MemberReport};
 
 use crate::arguments::DeviceArguments;
 use crate::dispatch;
 use crate::error::{CliError, sentence};
 use crate::model;
-use crate::plugins::{self, DeviceName, Placer};
+use crate::plugins::{self, DeviceName, Group, Placer};
 
 /// Models up to this size are loaded onto the host too, for a moment, to compare a device's known answer with the host's.
 const REFERENCE_BYTES: u64 = 2 << 30;
@@ -50,8 +50,16 @@ pub(super) struct Common {
     pub(super) guard: Option<GuardOptions>,
 }
 
-/// Where rates of a device come from, in words, by the device's name.
-pub(super) type Rates = BTreeMap<String, &'static str>;
+/// What is known of a device, or of a group of them, besides how it is.
+pub(super) struct Known {
+    /// Where its rates come from, in words.
+    rates: &'static str,
+    /// Names of a group's devices.
+    members: Vec<String>,
+}
+
+/// By the name of the device or group.
+pub(super) type Rates = BTreeMap<String, Known>;
 
 /// Opens every device, and says where its rates come from.
 ///
@@ -64,18 +72,28 @@ pub(super) fn instances(
 ) -> Result<(Vec<Instance>, Rates), CliError> {
     let placer = Arc::new(Placer::new(arguments, model::file_bytes(&common.path))?);
     let (mut instances, mut sources) = (Vec::new(), Rates::new());
+    let mut named = BTreeSet::new();
     for name in arguments.device.each() {
-        let device = placer.open(&name)?;
-        let shown = if name.plugin == plugins::AUTO { plugins::name_of(&device) } else { name.to_string() };
+        if name.plugin != plugins::AUTO && !named.insert(name.to_string()) {
+            let help = "name each device once";
+            return Err(CliError::input("--device", "different devices", format!("{name} twice"), help));
+        }
+    }
+    for group in arguments.device.groups(arguments.tensor_parallel_size)? {
+        let devices = placer.open_group(&group)?;
+        let Some(device) = devices.first() else { continue };
+        let is_auto = group.only().is_some_and(|name| name.plugin == plugins::AUTO);
+        let shown = if is_auto { plugins::name_of(device) } else { group.to_string() };
         if sources.contains_key(&shown) {
             let help = "name each device once";
             return Err(CliError::input("--device", "different devices", format!("{shown} twice"), help));
         }
-        let (rates, source) = rates(&device);
+        let (rates, source) = rates(device);
         tracing::info!(device = shown, rates = source, "rates that load is compared with");
-        sources.insert(shown.clone(), source);
-        let place = place_of(&device, topology);
-        let build = build(Arc::clone(&placer), name, device, common.clone(), rates);
+        sources.insert(shown.clone(), Known { rates: source, members: group.members() });
+        // A group is where its first device is: requests go in and logits come out there.
+        let place = place_of(device, topology);
+        let build = build(Arc::clone(&placer), group, devices, common.clone(), rates);
         instances.push(Instance { name: shown, place, build });
     }
     Ok((instances, sources))
@@ -94,23 +112,23 @@ pub(super) fn reference(arguments: &DeviceArguments, common: &Common) -> Option<
     })
 }
 
-fn build(placer: Arc<Placer>, name: DeviceName, device: Device, common: Common, rates: Option<DeviceRates>) -> Build {
-    // The device that was opened to be looked at serves the first time.
-    let mut first = Some(device);
+fn build(placer: Arc<Placer>, group: Group, devices: Vec<Device>, common: Common, rates: Option<DeviceRates>) -> Build {
+    // The devices that were opened to be looked at serve the first time.
+    let mut first = Some(devices);
     Box::new(move || {
-        let device = match first.take() {
-            Some(device) => Ok(device),
-            None => placer.open(&name),
+        let devices = match first.take() {
+            Some(devices) => Ok(devices),
+            None => placer.open_group(&group),
         };
-        let load = |device: Device| -> Result<Engine, CliError> {
-            let host: Host = *device.plugin().host();
-            let placement = placer.beside_cpu(device)?;
+        let load = |devices: Vec<Device>| -> Result<Engine, CliError> {
+            let placement = placer.beside_cpu(devices)?;
+            let host: Host = *placement.device.plugin().host();
             let loaded = model::load_files(&common.path, placement, &common.load)?;
             let pool = Some(Arc::clone(host.pool()));
             let options = EngineOptions { rates, pool, guard: common.guard, ..EngineOptions::default() };
             Ok(Engine::with_options(loaded, options))
         };
-        device.and_then(load).map_err(|error| sentence(&error))
+        devices.and_then(load).map_err(|error| sentence(&error))
     })
 }
 
@@ -157,11 +175,11 @@ fn of_profile(profile: &HardwareProfile) -> Option<DeviceRates> {
 
 /// Every device as `/healthz` tells of it.
 pub(super) fn reports(fleet: &Fleet, rates: &Rates) -> Vec<DeviceReport> {
-    let report = |instance: InstanceReport| report(&instance, rates.get(&instance.name).copied().unwrap_or("unknown"));
+    let report = |instance: InstanceReport| report(&instance, rates.get(&instance.name));
     fleet.instances().into_iter().map(report).collect()
 }
 
-fn report(instance: &InstanceReport, rates: &str) -> DeviceReport {
+fn report(instance: &InstanceReport, known: Option<&Known>) -> DeviceReport {
     let health = instance.health.as_ref();
     let percent = |share: f64| (share.is_finite()).then(|| (1000.0 * share.clamp(0.0, 1.0)).round() / 10.0);
     let stats = &instance.stats;
@@ -185,11 +203,25 @@ fn report(instance: &InstanceReport, rates: &str) -> DeviceReport {
         step_compute_util: percent(stats.compute_utilisation).unwrap_or(0.0),
         step_bandwidth_util: percent(stats.bandwidth_utilisation).unwrap_or(0.0),
         hli: stats.hli,
-        rates: rates.to_owned(),
+        rates: known.map_or("unknown", |known| known.rates).to_owned(),
+        members: known.map(|known| members(&known.members, &instance.members)).unwrap_or_default(),
         in_flight: instance.in_flight,
         quarantines: instance.quarantines,
         known_answer_tests: instance.tests,
     }
+}
+
+/// Each device of a group, as far as the group is open.
+fn members(names: &[String], health: &[Option<Health>]) -> Vec<MemberReport> {
+    let of = |(at, name): (usize, &String)| {
+        let health = health.get(at).and_then(Option::as_ref);
+        MemberReport {
+            name: name.clone(),
+            status: health.map_or("unknown", |health| state_name(health.state)).to_owned(),
+            temperature: health.and_then(|health| health.temperature),
+        }
+    };
+    names.iter().enumerate().map(of).collect()
 }
 
 /// What is not free counts as used, by whomever.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use qwen_engine::{Fleet, LoadOptions, Placement};
+use qwen_engine::{Engine, Fleet, LoadOptions, Placement};
 use qwen_hal::Device;
 use qwen_server::{DispatchProbe, DispatchReport};
 
@@ -23,9 +23,11 @@ pub(super) fn dispatch_probe(fleet: Fleet, path: PathBuf, options: LoadOptions) 
                 continue;
             }
             // A device that were kept here could not be opened anew.
-            let Some(device) = device_of(&fleet, at) else { continue };
+            let mut devices = devices_of(&fleet, at).into_iter();
+            let Some(first) = devices.next() else { continue };
             known.push(instance.title);
-            match decisions(&instance.name, &path, &Placement::from(device), &options) {
+            let placement = Placement::from(first).with_peers(devices.collect());
+            match decisions(&instance.name, &path, &placement, &options) {
                 Ok(decisions) => reports.extend(decisions),
                 Err(error) => tracing::warn!(error = sentence(&error), "the decisions of dispatch can't be told"),
             }
@@ -34,11 +36,13 @@ pub(super) fn dispatch_probe(fleet: Fleet, path: PathBuf, options: LoadOptions) 
     })
 }
 
-fn device_of(fleet: &Fleet, at: usize) -> Option<Device> {
+fn devices_of(fleet: &Fleet, at: usize) -> Vec<Device> {
     let (sender, receiver) = mpsc::channel();
     // Whoever waited too long has gone.
-    fleet.call(at, move |engine| drop(sender.send(engine.loaded().model.device().clone()))).ok()?;
-    receiver.recv_timeout(WAIT).ok()
+    let tell = move |engine: &mut Engine| {
+        let _ = sender.send(engine.loaded().model.devices().cloned().collect());
+    };
+    fleet.call(at, tell).ok().and_then(|()| receiver.recv_timeout(WAIT).ok()).unwrap_or_default()
 }
 
 fn decisions(

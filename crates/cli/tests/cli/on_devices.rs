@@ -139,6 +139,61 @@ fn what_cannot_be_is_refused_in_words() {
     assert!(generate("sim:0:0").starts_with("exit 2\n"));
 }
 
+const GROUP: [&str; 4] = ["--device", "sim:ascend910b:0,1", "--tensor-parallel-size", "2"];
+
+#[test]
+fn the_same_text_on_a_group_of_devices() {
+    let folder = plugins();
+    for model in ["qwen2", "llama", "qwen3_moe", "deepseek_v2", "deepseek_v3"] {
+        let model = format!("models/{model}");
+        let generate = |device: &[&str]| {
+            let arguments =
+                ["generate", "--model", &model, "--prompt", "a b", "--max-tokens", "8", "--precision", "exact"];
+            transcript(&mut with(qwen(), &folder, &[&arguments[..], device].concat()))
+        };
+        let on_cpu = generate(&["--device", "cpu"]);
+        assert!(on_cpu.starts_with("exit 0\n"), "{on_cpu}");
+        assert_eq!(generate(&GROUP), on_cpu, "{model}");
+    }
+    // More ranks than key/value heads: each head is held by two of them.
+    let four = ["--device", "sim:ascend910b:0,1,2,3", "--tensor-parallel-size", "4"];
+    let generate = |device: &[&str]| {
+        let arguments = [&GENERATE[..7], device].concat();
+        transcript(with(qwen(), &folder, &arguments).env("QWEN_SIM", "devices=4"))
+    };
+    assert_eq!(generate(&four), generate(&["--device", "cpu"]));
+}
+
+#[test]
+fn a_group_is_explained_and_what_it_cannot_do_is_refused() {
+    let folder = plugins();
+    let explain = |more: &[&str]| {
+        let arguments = ["devices", "explain", "--model", "models/qwen2"];
+        with(qwen(), &folder, &[&arguments[..], &GROUP, more].concat())
+    };
+    let answer = json(&mut explain(&["--json"]));
+    assert_eq!(answer["members"], serde_json::json!(["sim:ascend910b:0", "sim:ascend910b:1"]));
+    // After attention and after the feed-forward part of two layers.
+    assert!(answer["steps"].as_array().unwrap().iter().all(|step| step["exchanges"] == 4), "{answer}");
+    assert!(stdout(&mut explain(&[])).contains(", 4 sums exchanged between 2 devices"));
+    let arguments = ["generate", "--model", "models/qwen2", "--prompt", "a", "--dump-ir", "after:shard"];
+    let graph = stdout(&mut with(qwen(), &folder, &[&arguments[..], &GROUP].concat()));
+    assert!(graph.contains("all_reduce {ranks=2") && graph.contains(" slice(0,0,64)"), "{graph}");
+    for (device, size, part) in [
+        ("sim:ascend910b:0,1,0", "2", "expected groups of 2 devices, found 3 devices"),
+        ("sim:ascend910b:0", "2", "expected groups of 2 devices, found 1 device"),
+        ("sim:ascend910b:0,1,0,1", "2", "expected one group of 2 devices, found 2 groups"),
+        ("sim:ascend910b:0,1,0", "3", "4 query heads can't be split evenly among 3 devices"),
+        ("sim:ascend910b:0+sim:mlu370:0", "2", "is of another type than"),
+        ("cpu:0,0", "2", "the plugin cpu has no collectives"),
+        ("null:0,0", "2", "calls of the plugin null return when work is done"),
+    ] {
+        let more = [device, "--tensor-parallel-size", size];
+        let told = transcript(&mut with(qwen(), &folder, &[&GENERATE[..], &more].concat()));
+        assert!(told.starts_with("exit 1\n") && told.contains(part), "{told}");
+    }
+}
+
 #[test]
 fn what_a_chip_lacks_the_cpu_computes_and_says_so() {
     let folder = plugins();

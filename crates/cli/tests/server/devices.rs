@@ -20,8 +20,14 @@ fn plugins() -> TempDir {
 }
 
 fn start(plugins: &TempDir, device: &str, settings: &str) -> Server {
+    start_in_groups(plugins, device, "1", settings)
+}
+
+fn start_in_groups(plugins: &TempDir, device: &str, size: &str, settings: &str) -> Server {
     let environment = [("QWEN_HAL_PATH", plugins.path().to_str().unwrap()), ("QWEN_SIM", settings)];
-    Server::start_with(&["--device", device, "--precision", "exact", "--guard_interval", "1"], &environment)
+    let arguments =
+        ["--device", device, "--tensor_parallel_size", size, "--precision", "exact", "--guard_interval", "1"];
+    Server::start_with(&arguments, &environment)
 }
 
 fn chat() -> Value {
@@ -62,6 +68,34 @@ fn lost_devices_are_not_seen_by_clients() {
     assert_eq!(server.get("/readyz").status, 200);
     let figures = server.get("/metrics").body;
     assert!(figures.contains("engine=\"2\"") && figures.contains("trust=\"quarantined\""), "{figures}");
+}
+
+/// Two groups of two: the text of one device, members by name, and a lost member whose requests the other group takes.
+#[test]
+fn groups_answer_as_one_device_does() {
+    let plugins = plugins();
+    let calm = start(&plugins, "cpu", "");
+    let expected = calm.ok(CHAT, &chat());
+    drop(calm);
+    let server = start_in_groups(&plugins, "sim:ascend910b:0,1,2,3", "2", "delay_us=0,devices=4,lost=1500");
+    let health = server.get("/healthz").json();
+    for (name, members) in [("sim_ascend910b_0,1", [0, 1]), ("sim_ascend910b_2,3", [2, 3])] {
+        let names: Vec<&str> =
+            health[name]["members"].as_array().unwrap().iter().map(|member| member["name"].as_str().unwrap()).collect();
+        assert_eq!(names, members.map(|n| format!("sim:ascend910b:{n}")), "{health}");
+        assert!(health[name]["title"].as_str().unwrap().starts_with("2 x "), "{health}");
+    }
+    let mut asked = 0;
+    while server.figure("qwen:reexecuted_requests_total") == 0.0 {
+        let mut salted = chat();
+        salted["cache_salt"] = format!("{asked}").into();
+        let answer = server.ok(CHAT, &salted);
+        assert_eq!(answer["choices"], expected["choices"]);
+        asked += 1;
+        assert!(asked < 500, "no device was lost");
+    }
+    let figures = server.get("/metrics").body;
+    assert!(figures.contains("device=\"sim:ascend910b:0,1\""), "{figures}");
 }
 
 #[test]
