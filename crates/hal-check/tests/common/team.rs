@@ -31,7 +31,7 @@ pub(crate) enum Bug {
     ClaimsAllTypes,
 }
 
-const BUGS: [Bug; 13] = [
+const BUGS: [Bug; 14] = [
     Bug::None,
     Bug::LosesLastRank,
     Bug::SumsBackwards,
