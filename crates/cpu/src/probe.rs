@@ -175,7 +175,7 @@ fn block_of(kind: Multiply) -> Option<Block> {
         (Multiply::Int8, Isa::Avx512 | Isa::Amx) => {
             return Some(Block { body: vector::int8_avx512, operations: 16 * 128 });
         }
-        (Multiply::Int8, Isa::Avx2) => return Some(Block { body: vector::int8_avx2, operations: 6 * 64 }),
+        (Multiply::Int8, Isa::Avx2) => return Some(Block { body: vector::int8_avx2, operations: 5 * 64 }),
         // Four products of 16 x 64 by 64 x 16.
         (Multiply::Int8Matrix, Isa::Amx) => {
             return Some(Block { body: vector::int8_amx, operations: 4 * 2 * 16 * 16 * 64 });
@@ -367,7 +367,7 @@ mod vector {
     // Eight products are added up in 16 bits before they are widened, as the kernels do with codes of four bits. By number, since
     // iterators over arrays of registers are not inlined here.
     looped!(int8_avx2, "avx2", |turns| {
-        const COUNT: usize = 6;
+        const COUNT: usize = 5;
         let (mut a, b, ones) =
             (black_box(_mm256_set1_epi8(3)), black_box(_mm256_set1_epi8(-5)), black_box(_mm256_set1_epi16(1)));
         let mut factors = [b; COUNT];

@@ -7,7 +7,7 @@ use qwen_hal::abi::QHAL_KIND_SIMULATED;
 use serde::{Deserialize, Serialize};
 
 /// Version of the form. A profile of another version is measured anew.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 
 /// Where the figures of a profile come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]

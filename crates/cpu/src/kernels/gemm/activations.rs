@@ -7,7 +7,8 @@
 //! codes   [width][8 / subgroups]  4 int8 codes a word, the operand of one integer dot product
 //! scale   [width] f32   unit of the codes
 //! sum     [width] f32   sum of the values themselves, unrounded: what minima of weights multiply; 0 in a second term
-//! offset  [width] i32   -128 times the sum of codes: start of accumulation against weight codes stored plus 128
+//! offset  [width] i32   -128 times the sum of codes: where sums begin against weight codes that are stored plus 128, or, shifted
+//!                       down, plus a smaller power of two
 //! ```
 //!
 //! A value in two terms is `scale * first + scale / 256 * second`: the second holds the rounding error of the first. Second terms
@@ -257,34 +258,57 @@ fn round_one_group(format: Format, term: Term, values: &[f32; GROUP], slot: usiz
     store_group(format, term, values, &codes, scales, slot, width, words);
 }
 
+/// What values that share a scale are divided by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unit {
+    /// Unit of the codes; NaN if a value is not finite.
+    pub(super) scale: f32,
+    /// 0 if all codes are zero.
+    pub(super) inverse: f32,
+}
+
+impl Unit {
+    /// From the bits of the largest magnitude. As integers, magnitudes are ordered with infinities and NaN on top.
+    #[inline(always)]
+    pub(super) fn of(largest: u32) -> Self {
+        if largest >= f32::INFINITY.to_bits() {
+            return Self { scale: f32::NAN, inverse: 0.0 };
+        }
+        let largest = f32::from_bits(largest);
+        if largest < TINY {
+            return Self { scale: 0.0, inverse: 0.0 };
+        }
+        Self { scale: largest / MAX_CODE, inverse: MAX_CODE / largest }
+    }
+
+    /// Unit of a term's codes.
+    #[inline(always)]
+    pub(super) fn of_term(self, term: Term) -> f32 {
+        match term {
+            Term::First => self.scale,
+            Term::Second => self.scale / SECOND,
+        }
+    }
+}
+
 /// Codes of one scale's values; returns their unit.
 #[inline(always)]
 fn round_group(values: &[f32], codes: &mut [i8], term: Term) -> f32 {
-    // As integers, magnitudes are ordered with infinities and NaN on top.
-    let largest = values.iter().fold(0, |largest, value| (value.to_bits() & 0x7fff_ffff).max(largest));
-    if largest >= f32::INFINITY.to_bits() {
-        return f32::NAN;
+    let unit = Unit::of(values.iter().fold(0, |largest, value| (value.to_bits() & 0x7fff_ffff).max(largest)));
+    if unit.inverse != 0.0 {
+        for (&value, code) in values.iter().zip(codes) {
+            let exact = value * unit.inverse;
+            let rounded = (exact + ROUND) - ROUND;
+            *code = match term {
+                Term::First => rounded as i8,
+                Term::Second => {
+                    let rest = ((exact - rounded) * SECOND + ROUND) - ROUND;
+                    (if rest < MAX_CODE { rest } else { MAX_CODE }).max(-MAX_CODE) as i8
+                }
+            };
+        }
     }
-    let largest = f32::from_bits(largest);
-    if largest < TINY {
-        return 0.0;
-    }
-    let (scale, inverse) = (largest / MAX_CODE, MAX_CODE / largest);
-    for (&value, code) in values.iter().zip(codes) {
-        let exact = value * inverse;
-        let rounded = (exact + ROUND) - ROUND;
-        *code = match term {
-            Term::First => rounded as i8,
-            Term::Second => {
-                let rest = ((exact - rounded) * SECOND + ROUND) - ROUND;
-                (if rest < MAX_CODE { rest } else { MAX_CODE }).max(-MAX_CODE) as i8
-            }
-        };
-    }
-    match term {
-        Term::First => scale,
-        Term::Second => scale / SECOND,
-    }
+    unit.of_term(term)
 }
 
 /// Writes a group of one row into a tile's words.

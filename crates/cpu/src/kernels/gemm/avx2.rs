@@ -6,8 +6,8 @@
 //! multiply activations that carry the sign, at most 2 x 128 x 127 a pair, and each run is widened by itself.
 //!
 //! [`tile`] takes a run of sixteen outputs at a time for four rows, so that a load of activations serves two registers of codes and one
-//! of codes four rows. Per row, group and eight outputs 8 products, 8 sums, and about 6 operations to widen and scale: 22 on the
-//! four vector pipes of 256 bits, for 512 products.
+//! of codes four rows. Per row, group and eight outputs 8 products, 8 sums, and about 6 operations to widen and scale: 22 for 256
+//! products, on four vector pipes (AMD Zen 3; other processors have three).
 
 #![expect(clippy::needless_range_loop, reason = "registers by number: an iterator would move them through memory")]
 
@@ -18,125 +18,123 @@ use qwen_formats::DType;
 use super::activations::Format;
 use super::few::few_rows_entry;
 use super::form::PANEL;
-use super::sources::{gemv_entry, unpack_entry};
+use super::sources::{Source, gemv_entry, unpack_entry, with_source};
 use super::vector::Vector;
 use super::wide::{RUNS, WideGroup};
 
-/// Most runs whose products with codes below twice `offset` add up to 16 bits: 2 x 127 x (2 x offset - 1) a run.
-const fn together(offset: u8) -> usize {
-    match offset {
-        0..=8 => RUNS,
-        9..=16 => 4,
-        17..=32 => 2,
-        _ => 1,
-    }
+/// Largest sum of two products of a code below twice `offset` and an activation.
+const fn largest_pair(offset: u8) -> usize {
+    2 * 127 * (2 * offset as usize - 1)
 }
 
-/// Adds a stretch of a panel times a tile of `width` rows to `acc`. Codes are unpacked with their type's own `offset`.
+/// Runs whose products add up to 16 bits: as many as fit, a power of two and at most a group's.
+const fn together(offset: u8) -> usize {
+    let mut runs = RUNS;
+    while runs > 1 && runs * largest_pair(offset) > i16::MAX as usize {
+        runs /= 2;
+    }
+    runs
+}
+const _: () =
+    assert!(together(8) == 8 && together(16) == 4 && together(32) == 2 && largest_pair(32) <= i16::MAX as usize);
+
+/// Adds a stretch of a panel times a tile of `width` rows to `acc`. Codes are unpacked with [`OWN`](super::sources::OWN).
 ///
 /// # Safety
 /// The processor has AVX2, FMA.
-#[expect(clippy::too_many_arguments, reason = "what a tile is made of")]
 pub(super) unsafe fn multiply(
+    dtype: DType,
     format: Format,
-    halves: usize,
-    has_min: bool,
-    offset: u8,
     width: usize,
     wide: &[WideGroup],
     words: &[u32],
     acc: &mut [f32],
 ) {
     macro_rules! call {
-        ($offset:literal) => {
-            match (format.subs, has_min) {
-                (1, false) => rows::<1, false, $offset>(halves, width, wide, words, acc),
-                (1, true) => rows::<1, true, $offset>(halves, width, wide, words, acc),
-                (_, false) => rows::<2, false, $offset>(halves, width, wide, words, acc),
-                (_, true) => rows::<2, true, $offset>(halves, width, wide, words, acc),
+        ($source:ident) => {
+            if super::sources::$source::HALVES == 1 && format.subs == 1 {
+                rows::<super::sources::$source, 1>(width, wide, words, acc)
+            } else {
+                rows::<super::sources::$source, 2>(width, wide, words, acc)
             }
         };
     }
     // SAFETY: the caller's promise.
-    unsafe {
-        match offset {
-            2 => call!(2),
-            4 => call!(4),
-            8 => call!(8),
-            16 => call!(16),
-            32 => call!(32),
-            _ => call!(128),
-        }
-    }
+    unsafe { with_source!(dtype, call) }
 }
 
 /// A tile four rows at a time.
+///
+/// # Safety
+/// The processor has AVX2, FMA.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<const SUBS: usize, const MIN: bool, const OFFSET: u8>(
-    halves: usize,
-    width: usize,
-    wide: &[WideGroup],
-    words: &[u32],
-    acc: &mut [f32],
-) {
-    assert!(words.len() >= wide.len() * SUBS * width * (RUNS / SUBS + 3) && acc.len() >= width * PANEL);
+unsafe fn rows<S: Source, const SUBS: usize>(width: usize, wide: &[WideGroup], words: &[u32], acc: &mut [f32]) {
+    let sub_words = width * (RUNS / SUBS + 3);
+    assert!(width <= 2 || width.is_multiple_of(4), "tiles of {width} rows");
+    assert!(words.len() >= wide.len() * SUBS * sub_words && acc.len() >= width * PANEL);
     let mut at = words.as_ptr().cast::<i32>();
+    let acc = acc.as_mut_ptr();
     for group in wide {
         for sub in 0..SUBS {
-            let half = if halves == 2 { sub } else { 0 };
-            // SAFETY: the assertion covers all that is read and written in this block; instructions by the caller's promise.
+            // SAFETY: the assertions cover all that is read and written in this block; instructions by the caller's promise.
             unsafe {
                 match width {
-                    1 => tile::<SUBS, MIN, OFFSET, 1>(group, sub, half, at, width, 0, acc.as_mut_ptr()),
-                    2 => tile::<SUBS, MIN, OFFSET, 2>(group, sub, half, at, width, 0, acc.as_mut_ptr()),
+                    1 => tile::<S, SUBS, 1>(group, sub, at, width, 0, acc),
+                    2 => tile::<S, SUBS, 2>(group, sub, at, width, 0, acc),
                     _ => {
                         for first in (0..width).step_by(4) {
-                            tile::<SUBS, MIN, OFFSET, 4>(group, sub, half, at, width, first, acc.as_mut_ptr());
+                            tile::<S, SUBS, 4>(group, sub, at, width, first, acc);
                         }
                     }
                 }
-                at = at.add(width * (RUNS / SUBS + 3));
+                at = at.add(sub_words);
             }
         }
     }
 }
 
 /// A subgroup of sixteen outputs times `W` rows of a tile, from row `first` on.
+///
+/// # Safety
+/// The processor has AVX2, FMA. `words` are a subgroup of a tile of `width` rows, `acc` its sums; `first + W` is at most `width`.
 #[inline(always)]
-unsafe fn tile<const SUBS: usize, const MIN: bool, const OFFSET: u8, const W: usize>(
+unsafe fn tile<S: Source, const SUBS: usize, const W: usize>(
     group: &WideGroup,
     sub: usize,
-    half: usize,
     words: *const i32,
     width: usize,
     first: usize,
     acc: *mut f32,
 ) {
     let runs = RUNS / SUBS;
+    let half = if S::HALVES == 2 { sub } else { 0 };
+    let together = S::together::<Rows8>();
     // SAFETY: the caller's promise.
     unsafe {
         let meta = words.add(width * runs + first);
         let mut sums = [[Rows8::splat32(0); 2]; W];
         for t in 0..W {
-            sums[t] = [Rows8::begin::<OFFSET>(meta.add(2 * width + t)); 2];
+            sums[t] = [S::begin::<Rows8>(meta.add(2 * width + t)); 2];
         }
-        for stage in (0..runs).step_by(together(OFFSET)) {
+        for stage in (0..runs).step_by(together) {
             let mut parts = sums;
             for t in 0..W {
-                parts[t] = [Rows8::open::<OFFSET>(sums[t][0]), Rows8::open::<OFFSET>(sums[t][1])];
+                parts[t] = [S::open(sums[t][0]), S::open(sums[t][1])];
             }
-            for run in stage..runs.min(stage + together(OFFSET)) {
+            for run in stage..runs.min(stage + together) {
                 let codes = group.codes[sub * runs + run].as_ptr().cast::<u8>();
                 let codes = [Rows8::load(codes), Rows8::load(codes.add(32))];
                 for t in 0..W {
                     let x = words.add((first + t) * runs + run);
-                    parts[t][0] = Rows8::step::<OFFSET>(parts[t][0], codes[0], x);
-                    parts[t][1] = Rows8::step::<OFFSET>(parts[t][1], codes[1], x);
+                    parts[t] = if S::OFFSET == 128 {
+                        [parts[t][0].step_signed(codes[0], x), parts[t][1].step_signed(codes[1], x)]
+                    } else {
+                        [S::step(parts[t][0], codes[0], x), S::step(parts[t][1], codes[1], x)]
+                    };
                 }
             }
             for t in 0..W {
-                sums[t][0] = Rows8::close::<OFFSET>(sums[t][0], parts[t][0]);
-                sums[t][1] = Rows8::close::<OFFSET>(sums[t][1], parts[t][1]);
+                sums[t] = [S::close(sums[t][0], parts[t][0]), S::close(sums[t][1], parts[t][1])];
             }
         }
         for t in 0..W {
@@ -145,7 +143,7 @@ unsafe fn tile<const SUBS: usize, const MIN: bool, const OFFSET: u8, const W: us
                 let scale = _mm256_load_ps(group.scale[half].as_ptr().add(8 * part));
                 let scale = _mm256_mul_ps(scale, _mm256_set1_ps(*meta.add(t).cast::<f32>()));
                 let mut sum = _mm256_fmadd_ps(scale, sums[t][part].to_float(), _mm256_loadu_ps(y));
-                if MIN {
+                if S::HAS_MIN {
                     let min = _mm256_load_ps(group.min[half].as_ptr().add(8 * part));
                     sum = _mm256_fmadd_ps(min, _mm256_set1_ps(*meta.add(width + t).cast::<f32>()), sum);
                 }
@@ -169,6 +167,18 @@ macro_rules! vector {
         // SAFETY: as said.
         unsafe { $($body)* }
     };
+}
+
+impl Rows8 {
+    /// A sum in 32 bits plus the products of signed codes, of which the magnitude multiplies activations that carry the sign.
+    #[inline(always)]
+    unsafe fn step_signed(self, codes: Self, x: *const i32) -> Self {
+        vector! {
+            let x = _mm256_sign_epi8(_mm256_set1_epi32(*x), codes.0);
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes.0), x);
+            Self(_mm256_add_epi32(self.0, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))))
+        }
+    }
 }
 
 impl Vector for Rows8 {
@@ -306,13 +316,10 @@ impl Vector for Rows8 {
     #[inline(always)]
     unsafe fn step<const OFFSET: u8>(part: Self, codes: Self, x: *const i32) -> Self {
         vector! {
-            let x = _mm256_set1_epi32(*x);
             if OFFSET < 128 {
-                return Self(_mm256_add_epi16(part.0, _mm256_maddubs_epi16(codes.0, x)));
+                return Self(_mm256_add_epi16(part.0, _mm256_maddubs_epi16(codes.0, _mm256_set1_epi32(*x))));
             }
-            let codes = _mm256_xor_si256(codes.0, _mm256_set1_epi8(-128));
-            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
-            Self(_mm256_add_epi32(part.0, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))))
+            part.step_signed(Self(_mm256_xor_si256(codes.0, _mm256_set1_epi8(-128))), x)
         }
     }
     #[inline(always)]

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::activations::{Format, MAX_CODE, ROUND, SECOND, TINY, Term};
+use super::activations::{Format, MAX_CODE, ROUND, SECOND, Term, Unit};
 use super::wide::{GROUP, RUNS};
 
 /// Rounds one row into its slot of a tile; the vector twin of [`super::activations::round_row`].
@@ -67,37 +67,13 @@ unsafe fn round_group<const SUBS: usize, const SECOND_TERM: bool>(
         let meta = &mut words[sub * sub_words + width * runs..][..3 * width];
         let (sum, code_sum) =
             if SUBS == 1 { (sums[0] + sums[1], code_sums[0] + code_sums[1]) } else { (sums[sub], code_sums[sub]) };
-        meta[slot] = (units[sub].scale / if SECOND_TERM { SECOND } else { 1.0 }).to_bits();
+        meta[slot] = units[sub].of_term(if SECOND_TERM { Term::Second } else { Term::First }).to_bits();
         meta[width + slot] = if SECOND_TERM { 0 } else { sum.to_bits() };
         meta[2 * width + slot] = (-128 * code_sum).cast_unsigned();
     }
 }
 
-/// What values that share a scale are divided by.
-#[derive(Clone, Copy)]
-struct Unit {
-    scale: f32,
-    /// 0 if all codes are zero.
-    inverse: f32,
-}
-
-impl Unit {
-    /// From the bits of the largest magnitude.
-    #[inline(always)]
-    fn of(largest: u32) -> Self {
-        if largest >= f32::INFINITY.to_bits() {
-            return Self { scale: f32::NAN, inverse: 0.0 };
-        }
-        let largest = f32::from_bits(largest);
-        if largest < TINY {
-            return Self { scale: 0.0, inverse: 0.0 };
-        }
-        Self { scale: largest / MAX_CODE, inverse: MAX_CODE / largest }
-    }
-}
-
-/// Bits of the largest magnitudes of the first and of the last sixteen values. As integers, magnitudes are ordered with infinities
-/// and NaN on top.
+/// Bits of the largest magnitudes of the first and of the last sixteen values.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn largest_of(a: __m256, b: __m256, c: __m256, d: __m256) -> [u32; 2] {

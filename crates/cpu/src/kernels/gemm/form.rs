@@ -69,11 +69,6 @@ impl Form {
         Some(Self { dtype, half_fields, byte_fields, bits, centre, has_min, halves })
     }
 
-    /// What is added to signed codes where they are unsigned: the centre, or 128 for types that need all of a byte.
-    pub(super) const fn offset(&self) -> u8 {
-        if self.centre == 0 { 128 } else { self.centre.cast_unsigned() }
-    }
-
     /// Inputs of a block.
     pub(super) const fn block_len(&self) -> usize {
         self.dtype.block_len()

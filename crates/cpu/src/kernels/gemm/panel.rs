@@ -405,9 +405,8 @@ impl Products {
                 ask.group(group);
             }
             if self.isa == Isa::Avx2 {
-                let offset = self.form.offset();
                 // SAFETY: as above.
-                return unsafe { super::avx2::multiply(format, halves, has_min, offset, width, wide, words, acc) };
+                return unsafe { super::avx2::multiply(self.form.dtype, format, width, wide, words, acc) };
             }
         }
         #[cfg(target_arch = "aarch64")]

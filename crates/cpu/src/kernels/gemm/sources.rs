@@ -5,7 +5,7 @@ use super::form::{LEVELS, PANEL};
 use super::vector::{Group, Vector};
 use super::wide::{RUNS, WideGroup};
 
-/// In place of a number that is added to codes: the type's own offset, [`super::form::Form::offset`].
+/// In place of a number that is added to codes: the type's own offset, or 0 where that is 128.
 pub(super) const OWN: u8 = u8::MAX;
 
 /// A quantised type.
@@ -17,6 +17,8 @@ pub(super) trait Source {
     /// Scales of a group.
     const HALVES: usize;
     const HAS_MIN: bool;
+    /// What is added to codes where they are unsigned; 128 if they need all eight bits.
+    const OFFSET: u8;
 
     /// Rows `part * V::ROWS` on of a group.
     ///
@@ -42,7 +44,7 @@ pub(super) trait Source {
     /// As there.
     unsafe fn close<V: Vector>(sum: V, part: V) -> V;
     fn together<V: Vector>() -> usize;
-    /// Codes plus `ZERO` in place of the type's own offset, or as they are for [`OWN`].
+    /// Codes plus `ZERO` (or [`OWN`]) in place of the type's own offset.
     ///
     /// # Safety
     /// The caller has the vector's instructions.
@@ -328,6 +330,7 @@ macro_rules! source {
             const GROUPS: usize = $groups;
             const HALVES: usize = $halves;
             const HAS_MIN: bool = $min;
+            const OFFSET: u8 = $offset;
             #[inline(always)]
             unsafe fn load<$V: Vector>(block: *const u8, $g: usize, part: usize) -> Group<$V> {
                 let _ = $g;
@@ -366,12 +369,16 @@ macro_rules! source {
             }
             #[inline(always)]
             unsafe fn with_zero_at<V: Vector, const ZERO: u8>(codes: V) -> V {
-                // SAFETY: the caller's promise.
-                if ZERO == OWN || ZERO == $offset {
-                    codes
-                } else {
-                    unsafe { codes.add8(V::splat8(ZERO.wrapping_sub($offset))) }
+                let zero = match (ZERO, $offset) {
+                    (OWN, 128) => 0,
+                    (OWN, own) => own,
+                    (zero, _) => zero,
+                };
+                if zero == $offset {
+                    return codes;
                 }
+                // SAFETY: the caller's promise.
+                unsafe { codes.add8(V::splat8(zero.wrapping_sub($offset))) }
             }
         }
     };
@@ -480,7 +487,7 @@ macro_rules! unpack_entry {
             unsafe { $crate::kernels::gemm::sources::unpack::<$vector, S, ZERO>(packed, wide) }
         }
 
-        /// Unpacks whole packed blocks of a type, codes plus `ZERO`.
+        /// Unpacks whole packed blocks of a type, codes plus `ZERO` (or [`OWN`](super::sources::OWN)).
         ///
         /// # Safety
         /// The processor has the instructions.

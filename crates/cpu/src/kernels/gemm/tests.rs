@@ -259,6 +259,41 @@ fn every_way_gives_the_same_bits() {
     }
 }
 
+/// Random codes stay far from what sums of 16 bits hold.
+#[test]
+fn the_largest_codes_and_activations_do_not_overflow() {
+    let (n, k) = (16, 256);
+    for dtype in QUANTISED {
+        let form = Form::of(dtype).unwrap();
+        for code in [0x00, 0xff, 0x7f, 0x80] {
+            let mut file = vec![code; n * k / dtype.block_len() * dtype.block_bytes()];
+            for block in file.chunks_exact_mut(dtype.block_bytes()) {
+                for &at in form.half_fields {
+                    block[at..at + 2].copy_from_slice(&half_bytes(1.0));
+                }
+            }
+            let layout = WeightLayout::for_dtype(dtype, n, k, None).unwrap();
+            let mut bytes = vec![0; layout.packed_bytes()];
+            layout.pack(&Serial, &file, &mut bytes).unwrap();
+            for rows in [1, 4, 16] {
+                // First terms of 127 units; second ones of as much as they can be, by values just below the middle of two codes.
+                for value in [1.0, -1.0, 0.4999 / 127.0, -0.4999 / 127.0] {
+                    let mut x: Vec<f32> = vec![value; rows * k];
+                    x.iter_mut().step_by(32).for_each(|x| *x = x.signum());
+                    for compute in [Compute::I8G32, Compute::I8G16, Compute::I8X2G32] {
+                        let segment = Segment { weight: &bytes, layout, scales: None, bias: None, compute };
+                        let expected = bits(&run_on(Isa::Scalar, &Serial, &x, &[segment], Epilogue::None));
+                        for way in Way::all(Isa::current()) {
+                            let found = run_on(way, &Serial, &x, &[segment], Epilogue::None);
+                            assert!(bits(&found) == expected, "{dtype} {compute:?} {} {rows} x {value}", way.name());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_row_does_not_depend_on_the_batch_or_on_threads() {
     let mut random = Random::new(4);

@@ -9,8 +9,9 @@ pub(super) const GROUP: usize = 32;
 /// Runs of 4 inputs in a group.
 pub(super) const RUNS: usize = GROUP / 4;
 
-/// A group of 32 inputs of sixteen rows. Row `r`, input `i`: value = scale * (code - 128) + min, where scale and min are those
-/// of half `i / 16` for types with two scales and of half 0 for the rest.
+/// A group of 32 inputs of sixteen rows. Row `r`, input `i`: value = scale * (code - zero) + min, where scale and min are those
+/// of half `i / 16` for types with two scales and of half 0 for the rest, and zero is what the instruction set unpacks with: 128
+/// (scalar, AVX-512), the type's own offset (AVX2, where that is less), or 0 with signed codes (AMX, NEON, else AVX2).
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct WideGroup {
