@@ -100,6 +100,8 @@ def main(out):
             write("ir_text", path.stem, text)
     for path in sorted((ROOT / "chips").glob("*.toml")):
         write("chip", path.name, path.read_bytes())
+    for path in sorted((ROOT / "fuzz/corpus/gbnf").iterdir()):
+        write("gbnf", path.name, path.read_bytes())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 //! test `replay` feeds them every file that fuzzing has kept.
 #![forbid(unsafe_code)]
 
+use qwen_engine::gbnf_to_lark;
 use qwen_formats::TensorInfo;
 use qwen_formats::gguf::{GgufHeader, PACKED_ALIGNMENT, parse_gguf_bytes, take_packed};
 use qwen_formats::safetensors::{parse_safetensors_bytes, parse_safetensors_index};
@@ -25,6 +26,7 @@ pub const TARGETS: &[Target] = &[
     ("chat_template", chat_template),
     ("ir_text", ir_text),
     ("chip", chip),
+    ("gbnf", gbnf),
 ];
 
 /// Text with what tokenizers treat specially: markup, runs of spaces, digits, marks, scripts without spaces.
@@ -195,4 +197,16 @@ fn conversation() -> Vec<Value> {
 /// The text form of a graph: read, verified, compiled, printed and read back.
 pub fn ir_text(bytes: &[u8]) {
     qwen_ir::test_support::fuzz_text(bytes);
+}
+
+/// A grammar in GBNF: rewritten, and no longer than in proportion, or refused in a sentence.
+pub fn gbnf(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match gbnf_to_lark(text) {
+        Ok(lark) => {
+            assert!(lark.lines().any(|line| line.starts_with("start: ")), "there is no start: {lark}");
+            assert!(lark.len() <= 100 * text.len() + 100, "{} bytes became {}", text.len(), lark.len());
+        }
+        Err(error) => assert!(!error.to_string().contains('\n'), "{error:?} is more than a sentence"),
+    }
 }

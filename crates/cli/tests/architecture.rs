@@ -41,7 +41,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "qwen-server",
         ],
     ),
-    ("qwen-fuzz", &["qwen-formats", "qwen-ir", "qwen-models", "qwen-chips"]),
+    ("qwen-fuzz", &["qwen-formats", "qwen-ir", "qwen-models", "qwen-chips", "qwen-engine"]),
 ];
 
 /// Crates that may contain `unsafe`: kernels, foreign functions, memory.

@@ -16,12 +16,14 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, T
 use llguidance::{Matcher, ParserFactory};
 use qwen_models::tokenizer::Tokenizer;
 
-use crate::{Constraint, EngineError, Grammar, gbnf_to_lark};
+use crate::{Constraint, EngineError, Grammar, gbnf_to_lark, lark};
 
 /// Most bytes of the text of a grammar.
 pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
 /// Bytes that a grammar's automaton may come to while it runs: its states at 2 KiB each and its rules.
 pub const GRAMMAR_MEMORY: u64 = 24 << 20;
+/// Stack of the thread that compiles a grammar: 16 KiB for each of the levels that one may have.
+const STACK_BYTES: usize = lark::MAX_LEVELS << 14;
 
 /// Work that llguidance does at most: about 20 ms for compiling, 4 ms for a step.
 fn parser_limits() -> ParserLimits {
@@ -79,6 +81,16 @@ impl GrammarCompiler {
 
     /// Checks and compiles. Work is limited, not time: whether a grammar is taken does not depend on who else is busy.
     pub(crate) fn compile(&self, constraint: &Constraint) -> Result<ConstraintState, EngineError> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
+            let thread = thread
+                .spawn_scoped(scope, || self.compile_here(constraint))
+                .map_err(|error| refused(format!("there is no thread to compile it: {error}")))?;
+            thread.join().unwrap_or_else(|_| Err(refused("its compiler failed")))
+        })
+    }
+
+    fn compile_here(&self, constraint: &Constraint) -> Result<ConstraintState, EngineError> {
         let grammar = source(&constraint.grammar)?;
         let parser = self.factory.create_parser(grammar).map_err(|error| refused(one_line(&error.to_string())))?;
         let mut state = ConstraintState {
@@ -141,12 +153,21 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, EngineError> {
             if text.trim().is_empty() {
                 return Err(refused("the grammar is empty; a grammar has a rule \"start\""));
             }
-            Ok(TopLevelGrammar::from_lark(text.clone()))
+            from_lark(text.clone())
         }
-        Grammar::Gbnf(text) => {
-            gbnf_to_lark(text).map(TopLevelGrammar::from_lark).map_err(|error| refused(format!("GBNF: {error}")))
-        }
+        Grammar::Gbnf(text) => from_lark(gbnf_to_lark(text).map_err(|error| refused(format!("GBNF: {error}")))?),
     }
+}
+
+fn from_lark(text: String) -> Result<TopLevelGrammar, EngineError> {
+    let (levels, most) = (lark::levels(&text), lark::MAX_LEVELS);
+    if levels > most {
+        return Err(refused(format!(
+            "its rules come to {levels} levels, one for each and one for each group within another, and at most {most} are \
+             followed; write fewer rules, or flatter ones"
+        )));
+    }
+    Ok(TopLevelGrammar::from_lark(text))
 }
 
 /// The first lines of a message, as one; llguidance adds the state of its parser below.

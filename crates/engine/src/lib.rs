@@ -21,6 +21,7 @@ mod gbnf;
 mod guard;
 mod handle;
 mod kv_map;
+mod lark;
 mod load;
 mod load_meter;
 mod pooling;

@@ -125,6 +125,50 @@ fn a_grammar_may_begin_after_a_text() {
 /// What nothing takes that is bounded, on any machine.
 const ENDLESS: std::time::Duration = std::time::Duration::from_secs(10);
 
+/// Rules of which each names the next, and the last a letter.
+fn chain(rules: usize, first: &str, name: &str, defines: &str, beside: &str) -> String {
+    let mut text = format!("{first}{defines} {name}0\n");
+    for rule in 0..rules {
+        text += &format!("{name}{rule}{defines}{beside} {name}{}\n", rule + 1);
+    }
+    text + &format!("{name}{rules}{defines} \"a\"\n")
+}
+
+/// The deepest that is followed fits the stack, and so does what it became where the engine has a thread of the usual size.
+#[test]
+fn long_chains_of_rules_are_followed() {
+    let deep = |rules: usize, name: &str| {
+        let (open, close) = ("(".repeat(27), ")".repeat(27));
+        let line = |rule: usize| format!("{name}{rule}: {open}{name}{}{close}\n", rule + 1);
+        format!("start: {name}0\n{}{name}{rules}: \"a\"\n", (0..rules).map(line).collect::<String>())
+    };
+    let mut engine = engine(2, 64, None);
+    for (grammar, expected) in [
+        (Grammar::Lark(chain(4000, "start", "r", ":", "")), Some("a")),
+        (Grammar::Lark(chain(4000, "start", "R", ":", "")), Some("a")),
+        (Grammar::Lark(chain(2500, "start", "R", ":", " \"b\" | \"c\"")), None),
+        (Grammar::Lark(chain(2500, "start", "r", ":", " \"b\" | \"c\"")), None),
+        (Grammar::Lark(deep(140, "r")), Some("a")),
+        (Grammar::Lark(deep(140, "R")), Some("a")),
+        (Grammar::Gbnf(chain(4000, "root", "r", "::=", "")), Some("a")),
+        (Grammar::Gbnf(chain(2500, "root", "r", "::=", "\"b\"|\"c\"")), None),
+        (Grammar::Gbnf(chain(2500, "root", "r", "::=", "\"b\"root|")), None),
+    ] {
+        let text = format!("{grammar:?}").chars().take(60).collect::<String>();
+        match engine.submit(request(grammar, 1)) {
+            Ok(_) => {
+                let mut found = String::new();
+                while engine.has_work() {
+                    found.extend(engine.step().into_iter().map(|output| output.text));
+                }
+                assert!(expected.is_none_or(|expected| expected == found), "{text}: {found}");
+            }
+            // As much work as is too much, but no more.
+            Err(error) => assert!(expected.is_none(), "{text}: {error}"),
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused_with_a_reason_and_in_time() {
     let mut engine = engine(2, 64, None);
@@ -141,6 +185,13 @@ fn what_cannot_be_is_refused_with_a_reason_and_in_time() {
         Grammar::Gbnf("root ::= \"a".into()),
         Grammar::Gbnf("root ::= other".into()),
         Grammar::Gbnf(format!("root ::= {}", "(".repeat(10_000))),
+        Grammar::Gbnf(format!("root ::= \"a\"{}", "*".repeat(60_000))),
+        Grammar::Gbnf("root ::= \"(\" root \")\"".into()),
+        Grammar::Gbnf(chain(4200, "root", "r", "::=", "")),
+        Grammar::Lark(chain(5000, "start", "r", ":", "")),
+        Grammar::Lark(chain(5000, "start", "R", ":", "")),
+        Grammar::Lark(format!("start: {}", "a{".repeat(30_000))),
+        Grammar::Lark(format!("start: {}", "%lark {start: ".repeat(4000))),
         Grammar::JsonSchema("{".into()),
         Grammar::JsonSchema("7".into()),
         Grammar::JsonSchema("{\"type\": \"nothing\"}".into()),

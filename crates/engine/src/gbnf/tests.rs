@@ -104,6 +104,7 @@ fn what_is_regular_is_exact() {
 #[test]
 fn what_is_no_grammar_is_refused_by_line() {
     let deep = format!("root ::= {}\"a\"{}", "(".repeat(1000), ")".repeat(1000));
+    let stars = "root ::= \"a\"".to_owned() + &"*".repeat(60_000);
     for (gbnf, told) in [
         ("", "root is used and not defined"),
         ("other ::= \"a\"", "root is used and not defined"),
@@ -125,12 +126,68 @@ fn what_is_no_grammar_is_refused_by_line() {
         ("root ::= \"a\" ) \"b\"", "or the end of the line, found ')'"),
         ("root = \"a\"", "::= after the name"),
         ("root ::= \"a\" root", "the rule root leads to itself"),
+        ("root ::= \"(\" root \")\"", "the rule root leads to itself"),
+        ("root ::= \"a\" | other\nother ::= \"x\" other \"y\"", "the rule other leads to itself"),
+        ("root ::= a\na ::= \"x\" (b | c) \"x\"\nb ::= [x] c+\nc ::= b \"y\"", "the rule b leads to itself"),
+        ("root ::= \"\\\n\"", "line 1: expected an escape"),
         (deep.as_str(), "nested less deeply"),
+        (stars.as_str(), "nested less deeply"),
+        ("root ::= ((((((((((((\"a\"****)*)*)*)*)*)*)*)*)*)*)*)**************", "nested less deeply"),
     ] {
         let error = gbnf_to_lark(gbnf).unwrap_err().to_string();
         assert!(error.contains(told), "{gbnf:?}: {error}");
     }
     assert!(is_gbnf("\n # x\n root::=a") && !is_gbnf("start: \"::=\"") && !is_gbnf("") && !is_gbnf("::= a"));
+}
+
+/// llguidance takes what is nested as deeply as is told, whatever the groups hold.
+#[test]
+fn the_deepest_nesting_is_taken() {
+    let nested = |open: &str, inner: &str, close: &str| {
+        format!(
+            "{}{inner}{}",
+            open.repeat(24 / open.matches('(').count()),
+            close.repeat(24 / open.matches('(').count())
+        )
+    };
+    for (body, rest) in [
+        (nested("(", "\"a\"{1,2}", ")"), ""),
+        (nested("(\"b\" | ", "\"a\"{2}", ")?"), ""),
+        (nested("(\"b\" ", "\"a\"*", " | \"c\")*"), ""),
+        (nested("(", "[ab]{2}", "){1,2}"), ""),
+        (nested("(", "\"a\" | \"c\" root", " \"b\")"), ""),
+        (nested("(\"c\" root | ", "\"a\"{2} \"c\" root", "){1,2}"), " | \"b\""),
+        (nested("((other \"c\" | ", "other", ") other)*"), " | \"x\"\nother ::= \"x\" other \"y\" | [ \\n]*"),
+        (format!("\"a\"{}", "*+?{1,2}".repeat(6) + "*"), ""),
+    ] {
+        let gbnf = format!("root ::= {body}{rest}");
+        let lark = gbnf_to_lark(&gbnf).unwrap_or_else(|error| panic!("{gbnf}: {error}"));
+        let made = factory().create_parser(TopLevelGrammar::from_lark(lark.clone()));
+        // Some of these are too much work; none of them may be nested too deeply.
+        if let Err(error) = made {
+            assert!(!error.to_string().contains("nested"), "{error}: {gbnf}\n{lark}");
+        }
+        let deeper = format!("root ::= (\"a\" {body})*{rest}");
+        assert!(gbnf_to_lark(&deeper).unwrap_err().to_string().contains("nested less deeply"), "{deeper}");
+    }
+}
+
+/// Rules that end in each other are each written once, however often they are named.
+#[test]
+fn rules_at_the_ends_of_rules_are_no_copies() {
+    let mut gbnf = "root ::= \"(\" root \")\" | x1\n".to_owned();
+    for rule in 1..16 {
+        gbnf += &format!("x{rule} ::= {}\n", format!("x{} ", rule + 1).repeat(60));
+    }
+    gbnf += "x16 ::= [a-z]+ [ ]*\n";
+    gbnf += &(0..1000).fold("more ::=".to_owned(), |more, i| more + &format!(" \"{i}\" x1 root"));
+    let lark = gbnf_to_lark(&gbnf.replace("root ::= ", "root ::= more | ")).unwrap();
+    assert!(lark.len() < 8 * gbnf.len(), "{} of {}", lark.len(), gbnf.len());
+    check(
+        "root ::= \"(\" root \")\" | x1 x1\nx1 ::= x2 x2\nx2 ::= [a-z] ws\nws ::= sp [\\n]*\nsp ::= [ ]*",
+        &["abcd", "(a b  \nc\nd)", "((abcd \n\n))"],
+        &["abc", "(abcd", "a\n bcd", " abcd"],
+    );
 }
 
 /// Where a regular node may end in a text that it begins at some place of.
