@@ -50,13 +50,18 @@ pub(crate) fn slot(settings: &Settings, chip: usize, number: u64) -> Option<Slot
 /// `ethN` for switch N that has the network 127.0.(N + 1).0/24, whose addresses every Linux machine has.
 ///
 /// # Errors
-/// If the settings are wrong or describe no machine, or the folder can't be written.
+/// If the settings are wrong or describe no machine, or the folder is not empty or can't be written.
 pub fn write_machine(settings: &str, root: &Path) -> io::Result<()> {
     let wrong = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
     let settings = Settings::read(settings).map_err(|failure| wrong(failure.message.into_owned()))?;
     let chips = models().map_err(|failure| wrong(failure.message.into_owned()))?.len();
     if settings.sockets == 0 {
         return Err(wrong("the settings describe no machine: expected sockets=N, and switches=N for each".into()));
+    }
+    if std::fs::read_dir(root).is_ok_and(|mut entries| entries.next().is_some()) {
+        let root = root.display();
+        let message = format!("expected an empty folder, found files in {root}: empty it, or name another");
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
     }
     for node in 0..settings.sockets {
         let folder = root.join(format!("sys/devices/system/node/node{node}"));
@@ -120,5 +125,14 @@ mod tests {
         assert_eq!(slot(&Settings::default(), 0, 0), None);
         let many = Settings { devices: 1024, sockets: 1, ..Settings::default() };
         assert_eq!((slot(&many, 0, 255).is_some(), slot(&many, 0, 256)), (true, None));
+    }
+
+    #[test]
+    fn a_machine_is_written_into_an_empty_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = || write_machine("sockets=1,switches=1,devices=1", &folder.path().join("new"));
+        write().unwrap();
+        let error = write().unwrap_err().to_string();
+        assert!(error.contains("expected an empty folder"), "{error}");
     }
 }

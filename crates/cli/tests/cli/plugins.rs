@@ -65,6 +65,7 @@ fn devices_and_refused_plugins_are_listed() {
 }
 
 /// Quotas of control groups are the standard library's matter; the mask is too, but can be set here.
+#[cfg(target_os = "linux")]
 #[test]
 fn threads_are_those_that_the_process_may_use() {
     let cache = tempfile::tempdir().unwrap();
