@@ -71,6 +71,19 @@ async function pretender(page) {
   return (next) => { change = next; };
 }
 
+test("on a small screen a device's row is seen whole", async () => {
+  for (const locale of ["en-GB", "zh-CN"]) {
+    await withPage(`${server.url}/#dashboard`, { locale, viewport: { width: 1000, height: 800 } }, async (page) => {
+      const pretend = await pretender(page);
+      const figures = { status: "unresponsive", trust: "quarantined", temperature: 71, compute_util: 88, memory_util: 64, kind: "simulated" };
+      pretend((answer) => { Object.assign(answer.instances[0].device, figures, { reason: "7 of 320 logits differ" }); });
+      await page.locator("#devices tbody tr", { hasText: "88" }).waitFor();
+      assert.equal(await page.locator("#devices").evaluate((table) => table.parentElement.scrollWidth - table.parentElement.clientWidth), 0);
+      await page.unrouteAll({ behavior: "wait" });
+    });
+  }
+});
+
 test("how far a device is trusted, and why, in both languages", async () => {
   await withPage(`${server.url}/#dashboard`, {}, async (page) => {
     const cell = (text) => page.locator("#devices tbody tr", { hasText: "cpu:0" }).locator("td", { hasText: text }).first();
