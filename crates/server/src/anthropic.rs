@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, Words};
 use crate::gate::RequestId;
 use crate::generation::{Tokens, collect, start};
 use crate::input::body::Body;
@@ -78,6 +78,16 @@ const FIELDS: &[Row] = &[
     ("container", Handling::Refused("this server runs no code")),
 ];
 
+/// Names of a chat's parameters in this protocol.
+const WORDS: Words = &[
+    ("stop", "stop_sequences"),
+    ("function.name", "name"),
+    ("function.description", "description"),
+    ("function.parameters", "input_schema"),
+    ("function.strict", "strict"),
+    ("{type: function, function: {name}}", "{type: tool, name}"),
+];
+
 /// Parameters of the endpoint.
 #[derive(Debug)]
 pub(crate) struct MessagesParameters;
@@ -131,10 +141,11 @@ fn stop_sequence(finish: &FinishReason) -> Value {
 }
 
 async fn prepared(server: &Server, fields: &MessagesFields, request_id: &RequestId) -> Result<Prepared, ApiError> {
+    let mut unknown = Vec::new();
     let (choice, parallel) = input::tool_choice(fields.tool_choice.as_ref())?;
     let chat = ChatFields {
         model: fields.model.clone(),
-        messages: Value::Array(input::messages(fields.system.as_ref(), &fields.messages)?),
+        messages: Value::Array(input::messages(fields.system.as_ref(), &fields.messages, &mut unknown)?),
         max_tokens: fields.max_tokens,
         tools: fields.tools.as_ref().map(input::tools).transpose()?,
         tool_choice: choice,
@@ -151,7 +162,11 @@ async fn prepared(server: &Server, fields: &MessagesFields, request_id: &Request
         stop: fields.stop_sequences.clone().map(crate::input::body::OneOrMany::Many),
         ..SamplingFields::default()
     };
-    prepare(server, &chat, &sampling, &json!({}), request_id).await
+    let prepared = prepare(server, &chat, &sampling, &json!({}), request_id).await;
+    let mut prepared = prepared.map_err(|error| error.in_words(WORDS))?;
+    prepared.job.words = WORDS;
+    prepared.unknown.extend(unknown);
+    Ok(prepared)
 }
 
 /// Answer a conversation
@@ -213,7 +228,7 @@ pub(crate) async fn messages(
         }))
         .into_response()
     };
-    Ok(gate::tell_unknown(response, &body.unknown))
+    Ok(gate::tell_unknown(response, &[body.unknown, prepared.unknown].concat()))
 }
 
 /// Count the tokens of a prompt
@@ -236,5 +251,6 @@ pub(crate) async fn count_tokens(
     let fields: MessagesFields = body.read()?;
     let prepared = prepared(&server, &fields, &request_id).await?;
     let input_tokens = prepared.job.prompts.iter().map(Vec::len).sum();
-    Ok(gate::tell_unknown(Json(TokenCount { input_tokens }).into_response(), &body.unknown))
+    let unknown = [body.unknown, prepared.unknown].concat();
+    Ok(gate::tell_unknown(Json(TokenCount { input_tokens }).into_response(), &unknown))
 }

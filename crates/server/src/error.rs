@@ -109,6 +109,22 @@ pub struct ErrorDetail {
     pub code: Option<&'static str>,
 }
 
+/// Names of a chat's parameters, and what they are called in another protocol; longer ones come before those that they begin with.
+pub type Words = &'static [(&'static str, &'static str)];
+
+/// Replaces the first place where a name stands by itself.
+fn replace_word(text: &str, name: &str, by: &str) -> String {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let stands_alone = |at: usize| {
+        let (before, after) = (&text[..at], &text[at + name.len()..]);
+        !before.ends_with(|c| is_part(c) || c == '.') && !after.starts_with(is_part)
+    };
+    match text.match_indices(name).find(|(at, _)| stands_alone(*at)) {
+        Some((at, _)) => format!("{}{by}{}", &text[..at], &text[at + name.len()..]),
+        None => text.to_owned(),
+    }
+}
+
 impl ApiError {
     /// An error of a kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
@@ -132,13 +148,21 @@ impl ApiError {
         Self { message: format!("{param}: {}", self.message), param: Some(param), ..self }
     }
 
-    /// The same by the name that a parameter has in another protocol.
+    /// The same in the words of another protocol.
     #[must_use]
-    pub fn renamed(mut self, ours: &str, theirs: &str) -> Self {
-        let Some(rest) = self.param.as_deref().and_then(|param| param.strip_prefix(ours)) else { return self };
-        if rest.is_empty() || rest.starts_with(['.', '[']) {
-            self.message = self.message.replacen(ours, theirs, 1);
-            self.param = Some(format!("{theirs}{rest}"));
+    pub fn in_words(mut self, words: Words) -> Self {
+        let mut is_renamed = false;
+        for (ours, theirs) in words {
+            let rest = self.param.as_deref().and_then(|param| param.strip_prefix(ours));
+            let rest = rest.filter(|rest| !is_renamed && (rest.is_empty() || rest.starts_with(['.', '['])));
+            // Other words than the parameter's own are told by what no prose has.
+            if rest.is_some() || ours.contains(['.', '{']) {
+                self.message = replace_word(&self.message, ours, theirs);
+            }
+            if let Some(rest) = rest {
+                self.param = Some(format!("{theirs}{rest}"));
+                is_renamed = true;
+            }
         }
         self
     }
@@ -262,4 +286,39 @@ pub async fn anthropic_shape(request: Request, next: Next) -> Response {
     }
     shaped.extensions_mut().insert(error);
     shaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_told_in_the_words_of_a_protocol() {
+        const WORDS: Words = &[
+            ("format.json_schema.schema", "text.format.schema"),
+            ("format", "text.format"),
+            ("stop", "stop_sequences"),
+            ("function.name", "name"),
+        ];
+        let told = |param: &str, message: &str| {
+            let error = ApiError::invalid(param, message).in_words(WORDS);
+            (error.param.unwrap(), error.message)
+        };
+        for (param, message, their_param, their_message) in [
+            ("format", "format.type: expected x", "text.format", "text.format.type: expected x"),
+            ("format.x", "format.x: expected format", "text.format.x", "text.format.x: expected format"),
+            (
+                "format",
+                "format.json_schema.schema: expected a schema",
+                "text.format",
+                "text.format.schema: expected a schema",
+            ),
+            ("stop", "stop: at most 3", "stop_sequences", "stop_sequences: at most 3"),
+            ("formats", "formats: stop", "formats", "formats: stop"),
+            ("tools[0]", "tools[0]: expected function.name", "tools[0]", "tools[0]: expected name"),
+            ("tools[0]", "tools[0]: expected function.names", "tools[0]", "tools[0]: expected function.names"),
+        ] {
+            assert_eq!(told(param, message), (their_param.to_owned(), their_message.to_owned()));
+        }
+    }
 }

@@ -14,7 +14,7 @@ use qwen_engine::{
 
 use crate::Server;
 use crate::answer::{AnswerParser, ParserOptions, Piece, Whole};
-use crate::error::{ApiError, Kind};
+use crate::error::{ApiError, Kind, Words};
 use crate::gate::RequestId;
 use crate::keys::{Client, Place};
 
@@ -35,6 +35,8 @@ pub(crate) struct Job {
     pub constraint: Option<Constraint>,
     /// The parameter that it was made of.
     pub grammar_param: &'static str,
+    /// What parameters are called in the protocol of the request.
+    pub words: Words,
     /// Lower runs earlier.
     pub priority: i32,
     /// Salt of the prefix cache.
@@ -61,6 +63,7 @@ impl Job {
             prompt_logprobs: None,
             constraint: None,
             grammar_param: "response_format",
+            words: &[],
             priority,
             salt: 0,
             parser: ParserOptions::default(),
@@ -75,6 +78,7 @@ impl Job {
 struct Names {
     prompt: &'static str,
     grammar: &'static str,
+    words: Words,
     /// Whether there is more than one.
     several: bool,
     /// Answers of each prompt.
@@ -85,7 +89,7 @@ impl Names {
     /// An error of an answer's request, by the name of the parameter, and which of several it is about.
     fn tell(self, choice: usize, error: ApiError) -> ApiError {
         let about_prompt = error.param.as_deref() == Some("prompt");
-        if error.code == Some("invalid_grammar") {
+        let error = if error.code == Some("invalid_grammar") {
             ApiError { param: Some(self.grammar.into()), ..error }
         } else if self.several && (about_prompt || error.kind == Kind::Internal) {
             error.of_one(self.prompt, choice / self.n.max(1))
@@ -93,7 +97,8 @@ impl Names {
             ApiError { param: Some(self.prompt.into()), ..error }
         } else {
             error
-        }
+        };
+        error.in_words(self.words)
     }
 }
 
@@ -211,6 +216,7 @@ pub(crate) async fn start_at(
     let names = Names {
         prompt: job.prompt_param,
         grammar: job.grammar_param,
+        words: job.words,
         several: job.prompts.len() > 1,
         n: job.n as usize,
     };
@@ -358,7 +364,11 @@ impl Running {
         choice.parser.push(&output.text, &mut pieces);
         let thinking = thought || choice.parser.is_thinking();
         if let Some(finish) = &output.finish {
-            let cut = matches!(finish, FinishReason::Length | FinishReason::StopText(_));
+            let cut = match finish {
+                FinishReason::StopText(text) => Some(text.as_str()),
+                FinishReason::Length => Some(""),
+                _ => None,
+            };
             choice.parser.finish(cut, &mut pieces);
         }
         let ends = matches!(output.finish, Some(FinishReason::EndOfText | FinishReason::StopToken(_)));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::ServedModel;
 use crate::answer::Thinking;
 use crate::error::{ApiError, Kind};
-use crate::input::parameters::{Handling, Row, check_object};
+use crate::input::parameters::{Handling, Row, check_object, check_returned};
 
 /// Most messages of a conversation.
 const MAX_MESSAGES: usize = 10_000;
@@ -27,6 +27,7 @@ const MESSAGE: &[Row] = &[
     ("reasoning_content", Handling::Used),
     ("reasoning", Handling::Used),
     ("reasoning_details", Handling::NoEffect("thinking is reasoning_content")),
+    ("thinking_blocks", Handling::NoEffect("thinking is reasoning_content")),
     ("refusal", Handling::NoEffect("models are not shown refusals of earlier answers")),
     ("annotations", Handling::NoEffect("models read the content")),
     ("parsed", Handling::NoEffect("the content again")),
@@ -76,6 +77,8 @@ const FUNCTION: &[Row] = &[
     ("description", Handling::Used),
     ("parameters", Handling::Used),
     ("strict", Handling::Used),
+    ("return", Handling::Used),
+    ("cache_control", Handling::NoEffect("the prefix cache finds equal prefixes by itself")),
 ];
 
 /// A conversation whose form has been checked.
@@ -231,18 +234,19 @@ fn cut_after_last(text: &mut String, last: Option<&Value>) -> Result<(), ApiErro
     }
 }
 
-/// Checks messages and brings them into the form that templates know.
+/// Checks messages and brings them into the form that templates know. Their entries that nobody knows are added to `unknown`.
 ///
 /// # Errors
 /// If one has a form that is not understood; the error names it.
-pub(crate) fn messages(list: &Value) -> Result<Vec<Value>, ApiError> {
+pub(crate) fn messages(list: &Value, unknown: &mut Vec<String>) -> Result<Vec<Value>, ApiError> {
     let list = list.as_array().filter(|list| (1..=MAX_MESSAGES).contains(&list.len())).ok_or_else(|| {
         ApiError::invalid("messages", format!("messages: expected a list of 1 to {MAX_MESSAGES} messages"))
     })?;
-    list.iter().enumerate().map(|(i, message)| self::message(&format!("messages[{i}]"), message)).collect()
+    let read = |(i, message)| self::message(&format!("messages[{i}]"), message, unknown);
+    list.iter().enumerate().map(read).collect()
 }
 
-fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
+fn message(at: &str, message: &Value, unknown: &mut Vec<String>) -> Result<Value, ApiError> {
     let wrong = |field: &str, expected: &str| {
         let param = format!("{at}.{field}");
         ApiError::invalid(param.clone(), format!("{param}: expected {expected}"))
@@ -250,7 +254,7 @@ fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
     let Some(entries) = message.as_object() else {
         return Err(ApiError::invalid(at, format!("{at}: expected an object with role and content")));
     };
-    check_object(at, entries, MESSAGE)?;
+    check_returned(at, entries, MESSAGE, unknown)?;
     let role = match entries.get("role").and_then(Value::as_str) {
         Some("developer") => "system",
         Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
@@ -262,7 +266,7 @@ fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
     let content = match entries.get("content") {
         None | Some(Value::Null) if role == "assistant" => String::new(),
         None | Some(Value::Null) => return Err(wrong("content", "a text or a list of parts")),
-        Some(content) => content_text(&format!("{at}.content"), content)?,
+        Some(content) => content_text(&format!("{at}.content"), content, unknown)?,
     };
     out.insert("content".into(), content.into());
     let names = [
@@ -292,7 +296,7 @@ fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
                 return Err(wrong("tool_calls", "calls with function.name and function.arguments, a JSON text"));
             }
             for (i, call) in calls.iter().enumerate() {
-                check_both(&format!("{at}.tool_calls[{i}]"), call, TOOL_CALL, CALLED)?;
+                check_call(&format!("{at}.tool_calls[{i}]"), call, unknown)?;
             }
             if !calls.is_empty() {
                 out.insert("tool_calls".into(), Value::Array(calls.clone()));
@@ -303,19 +307,19 @@ fn message(at: &str, message: &Value) -> Result<Value, ApiError> {
     Ok(Value::Object(out))
 }
 
-/// Checks the entries of a tool or call, and of the function within.
-fn check_both(at: &str, value: &Value, outer: &[Row], inner: &[Row]) -> Result<(), ApiError> {
-    if let Some(entries) = value.as_object() {
-        check_object(at, entries, outer)?;
+/// Checks the entries of an earlier call, and of the function within.
+fn check_call(at: &str, call: &Value, unknown: &mut Vec<String>) -> Result<(), ApiError> {
+    if let Some(entries) = call.as_object() {
+        check_returned(at, entries, TOOL_CALL, unknown)?;
     }
-    match value["function"].as_object() {
-        Some(entries) => check_object(&format!("{at}.function"), entries, inner),
+    match call["function"].as_object() {
+        Some(entries) => check_returned(&format!("{at}.function"), entries, CALLED, unknown),
         None => Ok(()),
     }
 }
 
 /// Content as one text. Nothing is ever fetched: parts that are no text are refused.
-pub(crate) fn content_text(at: &str, content: &Value) -> Result<String, ApiError> {
+pub(crate) fn content_text(at: &str, content: &Value, unknown: &mut Vec<String>) -> Result<String, ApiError> {
     match content {
         Value::String(text) => Ok(text.clone()),
         Value::Array(parts) => {
@@ -324,7 +328,7 @@ pub(crate) fn content_text(at: &str, content: &Value) -> Result<String, ApiError
                 let kind = part.get("type").and_then(Value::as_str).unwrap_or("nothing");
                 let text = part.get("text").and_then(Value::as_str);
                 if let ("text" | "input_text" | "output_text" | "refusal", Some(entries)) = (kind, part.as_object()) {
-                    check_object(&format!("{at}[{i}]"), entries, PART)?;
+                    check_returned(&format!("{at}[{i}]"), entries, PART, unknown)?;
                 }
                 match (kind, text) {
                     ("text" | "input_text" | "output_text", Some(text)) => texts.push(text),
@@ -357,7 +361,12 @@ pub(crate) fn tools(list: &Value) -> Result<Vec<Value>, ApiError> {
         if tool["type"] != "function" {
             return wrong("type function; this server runs no tools of its own");
         }
-        check_both(&format!("tools[{i}]"), tool, TOOL, FUNCTION)?;
+        if let Some(entries) = tool.as_object() {
+            check_object(&format!("tools[{i}]"), entries, TOOL)?;
+        }
+        if let Some(entries) = tool["function"].as_object() {
+            check_object(&format!("tools[{i}].function"), entries, FUNCTION)?;
+        }
         let name = tool.pointer("/function/name").and_then(Value::as_str).unwrap_or_default();
         let sound = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if name.is_empty() || name.len() > 128 || !name.chars().all(sound) {
@@ -405,5 +414,55 @@ pub(crate) fn thinking_kwargs(
         (true, false, _) => {
             Err(ApiError::unsupported(param, format!("{param}: this model does not think; leave it out")))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers as libraries hand them back: LiteLLM's, those of a Gemini-compatible server, LangChain's parts, OpenAI's own.
+    #[test]
+    fn histories_come_back_as_they_were_got() {
+        let history = json!([
+            { "role": "system", "content": [{ "type": "text", "text": "Be brief.", "cache_control": { "type": "ephemeral" } }] },
+            { "role": "user", "content": [{ "type": "text", "text": "Weather?", "index": 0, "id": "lc_1" }] },
+            {
+                "role": "assistant", "content": "", "refusal": null, "annotations": [], "audio": null, "function_call": null,
+                "reasoning_content": "hm", "provider_specific_fields": { "citations": null },
+                "thinking_blocks": [{ "type": "thinking", "thinking": "hm", "signature": "x" }],
+                "tool_calls": [{
+                    "id": "c1", "type": "function", "index": 0, "extra_content": { "google": { "thought_signature": "x" } },
+                    "function": { "name": "f", "arguments": "{}", "hint": 1 },
+                }],
+            },
+            { "role": "tool", "tool_call_id": "c1", "name": "f", "content": "sunny", "artifact": {} },
+        ]);
+        let mut unknown = Vec::new();
+        let found = messages(&history, &mut unknown).unwrap();
+        let contents: Vec<&str> = found.iter().map(|message| message["content"].as_str().unwrap()).collect();
+        assert_eq!(contents, ["Be brief.", "Weather?", "", "sunny"]);
+        let expected = [
+            "messages[1].content[0].id",
+            "messages[1].content[0].index",
+            "messages[2].tool_calls[0].extra_content",
+            "messages[2].tool_calls[0].function.hint",
+            "messages[3].artifact",
+        ];
+        unknown.sort();
+        assert_eq!(unknown, expected);
+        let refused = json!([{ "role": "assistant", "content": "a", "audio": { "id": "x" } }]);
+        assert_eq!(messages(&refused, &mut unknown).unwrap_err().param.as_deref(), Some("messages[0].audio"));
+    }
+
+    #[test]
+    fn tools_are_as_libraries_write_them_and_nothing_else() {
+        let tool = json!([{ "type": "function", "cache_control": {}, "function": {
+            "name": "f", "description": "d", "parameters": { "type": "object" }, "return": { "type": "string" },
+            "cache_control": { "type": "ephemeral" },
+        } }]);
+        assert!(tools(&tool).is_ok());
+        let wrong = json!([{ "type": "function", "function": { "name": "f", "params": {} } }]);
+        assert_eq!(tools(&wrong).unwrap_err().param.as_deref(), Some("tools[0].function.params"));
     }
 }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::error::{ApiError, ErrorBody};
+use crate::error::{ApiError, ErrorBody, Words};
 use crate::gate::RequestId;
 use crate::generation::{Tokens, collect, start};
 use crate::input::body::Body;
@@ -68,14 +68,23 @@ pub(crate) struct ResponsesFields {
 }
 
 /// Names of a chat's parameters in this protocol.
-const NAMES: &[(&str, &str)] = &[
+const WORDS: Words = &[
     ("max_completion_tokens", "max_output_tokens"),
+    ("max_tokens", "max_output_tokens"),
+    ("messages", "input"),
+    ("response_format.json_schema.schema", "text.format.schema"),
     ("response_format", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
+    ("function.name", "name"),
+    ("function.description", "description"),
+    ("function.parameters", "parameters"),
+    ("function.strict", "strict"),
+    ("{type: function, function: {name}}", "{type: function, name}"),
 ];
 
 /// Entries of `text` and of `reasoning`.
-const TEXT: &[Row] = &[("format", Handling::Used), ("verbosity", Handling::Refused("say it in the prompt"))];
+const TEXT: &[Row] =
+    &[("format", Handling::Used), ("verbosity", Handling::RefusedUnless("\"medium\"", "say it in the prompt"))];
 const REASONING: &[Row] = &[
     ("effort", Handling::Used),
     ("summary", Handling::NoEffect("thinking is sent whole")),
@@ -105,7 +114,7 @@ const FIELDS: &[Row] = &[
     ("background", Handling::Refused("nothing is stored; use stream")),
     ("prompt", Handling::Refused("there are no stored prompts; use instructions and input")),
     ("max_tool_calls", Handling::Refused("this server runs no tools of its own")),
-    ("n", Handling::Refused("use /v1/chat/completions, or send several requests")),
+    ("n", Handling::RefusedUnless("1", "use /v1/chat/completions, or send several requests")),
     ("return_token_ids", Handling::Refused("use /v1/chat/completions")),
     ("top_logprobs", Handling::Refused("use /v1/chat/completions")),
 ];
@@ -183,9 +192,11 @@ pub(crate) async fn respond(
 ) -> Result<Response, ApiError> {
     let fields: ResponsesFields = body.read()?;
     let sampling: SamplingFields = body.read()?;
-    let (chat, extra) = translate(&fields)?;
-    let in_own_words = |error: ApiError| NAMES.iter().fold(error, |error, (ours, theirs)| error.renamed(ours, theirs));
-    let prepared = prepare(&server, &chat, &sampling, &extra, &request_id).await.map_err(in_own_words)?;
+    let mut unknown = body.unknown;
+    let (chat, extra) = translate(&fields, &mut unknown)?;
+    let prepared = prepare(&server, &chat, &sampling, &extra, &request_id).await;
+    let mut prepared = prepared.map_err(|error| error.in_words(WORDS))?;
+    prepared.job.words = WORDS;
     let head = Head {
         id: new_id("resp_"),
         created: now(),
@@ -227,11 +238,11 @@ pub(crate) async fn respond(
         let (status, reason) = if cut { ("incomplete", Some("max_output_tokens")) } else { ("completed", None) };
         Json(head.object(status, &output, Some(tokens), reason)).into_response()
     };
-    Ok(gate::tell_unknown(response, &body.unknown))
+    Ok(gate::tell_unknown(response, &unknown))
 }
 
 /// The same as a chat request: its fields, and what is read from the body itself.
-fn translate(fields: &ResponsesFields) -> Result<(ChatFields, Value), ApiError> {
+fn translate(fields: &ResponsesFields, unknown: &mut Vec<String>) -> Result<(ChatFields, Value), ApiError> {
     if let Some(truncation) = fields.truncation.as_deref().filter(|truncation| *truncation != "disabled") {
         let message = format!("truncation: expected disabled, found {truncation:?}: a prompt is never cut silently");
         return Err(ApiError::unsupported("truncation", message));
@@ -254,7 +265,7 @@ fn translate(fields: &ResponsesFields) -> Result<(ChatFields, Value), ApiError> 
     }
     let chat = ChatFields {
         model: fields.model.clone(),
-        messages: Value::Array(input::messages(fields.instructions.as_deref(), &fields.input)?),
+        messages: Value::Array(input::messages(fields.instructions.as_deref(), &fields.input, unknown)?),
         max_completion_tokens: fields.max_output_tokens,
         tools: fields.tools.as_ref().map(input::tools).transpose()?,
         tool_choice: fields.tool_choice.clone(),

@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 use qwen_server::answer::{AnswerParser, ParserOptions, Thinking, ToolFormat, Whole};
 
-fn parse<'a>(options: &ParserOptions, cut: bool, parts: impl IntoIterator<Item = &'a str>) -> Whole {
+/// An answer that was cut for its length.
+const CUT: Option<&str> = Some("");
+
+fn parse<'a>(options: &ParserOptions, cut: Option<&str>, parts: impl IntoIterator<Item = &'a str>) -> Whole {
     let (mut parser, mut pieces) = (AnswerParser::new(options.clone()), Vec::new());
     for part in parts {
         parser.push(part, &mut pieces);
@@ -26,7 +29,7 @@ fn check(
     content: &str,
     calls: &[(&str, &str)],
 ) {
-    let found = parse(&options(thinking, tools), false, [text]);
+    let found = parse(&options(thinking, tools), None, [text]);
     let calls = calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned())).collect();
     let expected = Whole { reasoning: reasoning.into(), content: content.into(), calls };
     assert_eq!(found, expected, "{text:?}");
@@ -108,58 +111,131 @@ fn deepseek() {
     check(Thinking::Off, Some(ToolFormat::DeepSeekV3), broken, "", "", &[("f", "no JSON")]);
 }
 
-/// An answer with calls in each form, and its content without them.
-const CALLING: &[(ToolFormat, &str, &str)] = &[
+/// An answer with calls in each form, its content without them, and for each call what is there as soon as it has arguments.
+const CALLING: &[(ToolFormat, &str, &str, &[&str])] = &[
     (
         ToolFormat::Hermes,
         "Let me see: 1 < 2.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"<b>\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\"}\n</tool_call>",
         "Let me see: 1 < 2.",
+        &["\"arguments\": {", "\"name\": \"g\"}"],
     ),
-    (ToolFormat::Hermes, "<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", ""),
+    (
+        ToolFormat::Hermes,
+        "<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>",
+        "",
+        &["\"name\": \"f\""],
+    ),
     (
         ToolFormat::Llama3,
         "{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"a\": 1}}; {\"name\": \"g\", \"parameters\": {}}",
         "",
+        &["\"parameters\": {", "\"name\": \"g\", \"parameters\": {"],
     ),
-    (ToolFormat::Llama3, "Well,<|python_tag|>{\"name\": \"g\", \"parameters\": {\"a\": [1]}}", "Well,"),
+    (
+        ToolFormat::Llama3,
+        "Well,<|python_tag|>{\"name\": \"g\", \"parameters\": {\"a\": [1]}}",
+        "Well,",
+        &["\"parameters\": {"],
+    ),
     (
         ToolFormat::DeepSeekV3,
         "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "Hm.",
+        &["f\n```json\n{", "g\n```json\n{"],
     ),
     (
         ToolFormat::DeepSeekV31,
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>no JSON<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "",
+        &["<｜tool▁sep｜>n"],
+    ),
+    (
+        ToolFormat::DeepSeekV31,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        &["<｜tool▁sep｜><｜tool▁call▁end｜>"],
     ),
 ];
 
+/// A text less what of it may become this markup.
+fn less_overlap<'a>(text: &'a str, marker: &str) -> &'a str {
+    let most = (1..marker.len()).rev().filter(|n| marker.is_char_boundary(*n)).find(|n| text.ends_with(&marker[..*n]));
+    &text[..text.len() - most.unwrap_or(0)]
+}
+
 #[test]
 fn a_call_that_was_cut_is_no_content() {
-    for (format, text, content) in CALLING {
+    for (format, text, content, begun) in CALLING {
         let options = options(Thinking::Off, Some(*format));
-        let whole = parse(&options, false, [*text]);
+        let whole = parse(&options, None, [*text]);
         assert_eq!(whole.content.trim_end(), *content, "{text}");
+        assert_eq!(whole.calls.len(), begun.len(), "{text}");
+        let certain: Vec<usize> = begun.iter().map(|part| text.find(part).unwrap() + part.len()).collect();
         for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
-            let found = parse(&options, true, [&text[..end]]);
-            assert!(content.starts_with(found.content.trim_end()), "{:?}: {found:?}", &text[..end]);
+            let cut = &text[..end];
+            let found = parse(&options, CUT, [cut]);
+            // An object without markup is one of the answer until it names a tool.
+            let is_plain = text.starts_with('{') && end < text.find("\"f\"").unwrap() + 3;
+            let begins = text.find(format.marker()).map_or(text.len(), |at| at + format.marker().len());
+            let expected = match (is_plain, end < begins && !text.starts_with('{')) {
+                (true, _) => cut,
+                (false, true) => less_overlap(cut, format.marker()),
+                (false, false) => content,
+            };
+            assert_eq!(found.content.trim_end(), expected.trim_end(), "{cut:?}: {found:?}");
+            assert_eq!(found.calls.len(), certain.iter().filter(|at| **at <= end).count(), "{cut:?}: {found:?}");
             // What there is of calls is the beginning of what they would have become.
             for ((name, arguments), (whole_name, whole_arguments)) in found.calls.iter().zip(&whole.calls) {
                 assert_eq!(name, whole_name);
-                assert!(whole_arguments.starts_with(arguments.as_str()), "{:?}: {found:?}", &text[..end]);
+                assert!(!arguments.is_empty() && whole_arguments.starts_with(arguments.as_str()), "{cut:?}: {found:?}");
             }
-            assert!(found.calls.len() <= whole.calls.len());
         }
     }
     // Thinking's markup likewise; what is certain stays.
-    let thinking = |text| parse(&options(Thinking::IfOpened, None), true, [text]);
+    let thinking = |text| parse(&options(Thinking::IfOpened, None), CUT, [text]);
     assert_eq!(thinking("<thin"), Whole::default());
     assert_eq!(thinking("<think>a</thi").reasoning, "a");
     assert_eq!(thinking(" a <thin").content, " a <thin");
-    // Without markup, an object with entries that calls do not have is an answer.
+    // Without markup, an object that names no tool is an answer, whatever its entries.
     let llama = options(Thinking::Off, Some(ToolFormat::Llama3));
-    assert_eq!(parse(&llama, true, ["{\"items\": [1, 2"]).content, "{\"items\": [1, 2");
-    assert_eq!(parse(&llama, true, ["{\"name\": \"Bob\", \"age\": "]).content, "{\"name\": \"Bob\", \"age\": ");
+    for text in [
+        "{\"items\": [1, 2",
+        "{\"name\": \"Bob\", \"age\": ",
+        "{\"name\": \"Bo",
+        "{\"id\": 7, \"type\": \"book\", \"parameters\": {\"a\"",
+        "{",
+    ] {
+        assert_eq!(parse(&llama, CUT, [text]).content, text);
+    }
+    assert_eq!(parse(&llama, CUT, ["{\"name\": \"f\", \"para"]), Whole::default());
+}
+
+/// What precedes a stop text is of the answer unless markup would have gone on with that text.
+#[test]
+fn a_stop_text_takes_nothing_but_itself() {
+    let cut = |format, stop, text: &str| parse(&options(Thinking::IfOpened, format), Some(stop), [text]);
+    let hermes = Some(ToolFormat::Hermes);
+    let v3 = Some(ToolFormat::DeepSeekV3);
+    for (format, stop, text, content) in [
+        (hermes, " b", "if a <", "if a <"),
+        (hermes, "tool_call>", "if a <", "if a"),
+        (hermes, "tool", "if a <", "if a"),
+        (hermes, "tool_call> or", "if a <", "if a"),
+        (hermes, "tools", "if a <", "if a <"),
+        (None, "x", "<thin", "<thin"),
+        (None, "k", "<thin", ""),
+        (None, "x", "  ", "  "),
+        (hermes, "x", "<tool_call>{\"name\": \"f\"}</tool", "</tool"),
+        (hermes, "_call>", "<tool_call>{\"name\": \"f\"}</tool", ""),
+        (v3, "x", "a <｜tool", "a <｜tool"),
+        (v3, "▁calls", "a <｜tool", "a"),
+        (v3, "x", "<｜tool▁calls▁begin｜><｜tool", "<｜tool"),
+        (v3, "▁call▁b", "<｜tool▁calls▁begin｜><｜tool", ""),
+    ] {
+        assert_eq!(cut(format, stop, text).content, content, "{text:?} before {stop:?}");
+    }
+    let thoughts = |stop| cut(None, stop, "<think>is a </").reasoning;
+    assert_eq!((thoughts("b").as_str(), thoughts("think").as_str()), ("is a </", "is a"));
 }
 
 /// Words that make the parser change its mind.
@@ -201,7 +277,7 @@ proptest! {
     #[test]
     fn cutting_does_not_matter(
         words in proptest::collection::vec(proptest::sample::select(WORDS), 0..24),
-        cut in proptest::bool::ANY,
+        cut in proptest::sample::select(&[None, CUT, Some("x"), Some("tool")][..]),
         cuts in proptest::collection::vec(0usize..400, 0..40),
         thinking in proptest::sample::select(&[Thinking::Off, Thinking::IfOpened, Thinking::Inside][..]),
         tools in proptest::sample::select(&[

@@ -41,22 +41,39 @@ fn responses_whole_and_streamed() {
         (json!({ "truncation": "auto" }), "truncation"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
         (json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "input[0].type"),
-        (json!({ "input": [{ "role": "user", "content": "a", "mood": 1 }] }), "input[0].mood"),
+        (json!({ "input": [{ "role": "tool", "content": "a" }], "instructions": "b" }), "input[0].role"),
         (json!({ "tools": [{ "type": "function", "name": "f", "cost": 1 }] }), "tools[0].cost"),
         (json!({ "text": { "format": { "type": "text" }, "verbosity": "low" } }), "text.verbosity"),
         (json!({ "reasoning": { "effort": 3 } }), "reasoning.effort"),
         (json!({ "n": 2 }), "n"),
         (json!({ "max_output_tokens": 0 }), "max_output_tokens"),
         (json!({ "max_output_tokens": 100_000 }), "max_output_tokens"),
+        (json!({ "input": "a ".repeat(5000) }), "max_output_tokens"),
         (json!({ "text": { "format": { "type": "xml" } } }), "text.format"),
+        (json!({ "text": { "format": { "type": "json_schema", "name": "x" } } }), "text.format"),
+        (
+            json!({ "text": { "format": { "type": "json_schema", "name": "x", "schema": { "type": "no" } } } }),
+            "text.format",
+        ),
+        (json!({ "text": { "format": { "type": "regex", "pattern": "(" } } }), "text.format"),
+        (json!({ "tools": [{ "type": "function", "name": "a b" }] }), "tools[0]"),
         (json!({ "text": { "format": { "type": "text", "depth": 1 } } }), "text.format.depth"),
         (json!({ "reasoning": { "effort": "much" } }), "reasoning.effort"),
         (json!({ "enable_thinking": "yes" }), "enable_thinking"),
     ] {
         let mut wrong = json!({ "input": "a" });
         wrong.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        assert_eq!(server.refused("/v1/responses", &wrong).2, param);
+        let (_, _, found, message) = server.refused("/v1/responses", &wrong);
+        assert_eq!(found, param, "{message}");
+        for ours in ["messages", "max_tokens", "max_completion_tokens", "response_format", "function.name"] {
+            assert!(!message.contains(ours), "{message}");
+        }
     }
+    // What asks for what is done anyhow, and what came with earlier items.
+    let item = json!({ "type": "message", "role": "user", "content": "a", "mood": 1 });
+    let harmless = json!({ "input": [item], "text": { "verbosity": "medium" }, "n": 1, "max_output_tokens": 2 });
+    let reply = server.post("/v1/responses", &harmless);
+    assert_eq!((reply.status, reply.header("x-ignored-parameters")), (200, Some("input[0].mood")), "{}", reply.body);
 }
 
 #[test]
@@ -86,8 +103,6 @@ fn messages_whole_and_streamed() {
         json!({ "messages": [{ "role": "user", "content": "a" }] }),
         json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": [{ "type": "image" }] }] }),
         json!({ "max_tokens": 5, "messages": [], "mcp_servers": [{}] }),
-        json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "a", "mood": 1 }] }),
-        json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": [{ "type": "text", "text": "a", "mood": 1 }] }] }),
         json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "a" }], "tools": [{ "name": "f", "cost": 1 }] }),
         json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "a" }], "tool_choice": { "type": "auto", "x": 1 } }),
         json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "a" }], "seed": "x" }),
@@ -98,4 +113,22 @@ fn messages_whole_and_streamed() {
             (400, &json!("error"), &json!("invalid_request_error"))
         );
     }
+    let asked = |more: Value| {
+        let mut body = json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "a" }] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/v1/messages", &body)
+    };
+    for (more, told) in [
+        (json!({ "stop_sequences": [""] }), "stop_sequences: expected texts of 1"),
+        (json!({ "tools": [{ "name": "a b", "input_schema": {} }] }), "tools[0]: expected name of 1"),
+        (json!({ "tools": [{ "name": "f", "input_schema": 3 }] }), "tools[0]: expected input_schema to be"),
+        (json!({ "max_tokens": -1 }), "expected a whole number of 0 or more"),
+    ] {
+        let message = asked(more).json()["error"]["message"].clone();
+        assert!(message.as_str().unwrap().contains(told), "{message}");
+    }
+    let text = json!([{ "type": "text", "text": "a", "mood": 1 }]);
+    let reply = asked(json!({ "messages": [{ "role": "user", "content": text, "id": "x" }] }));
+    let ignored = Some("messages[0].id, messages[0].content[0].mood");
+    assert_eq!((reply.status, reply.header("x-ignored-parameters")), (200, ignored), "{}", reply.body);
 }

@@ -83,10 +83,7 @@ enum State {
     Done,
 }
 
-/// Entries of calls; others are passed over.
-const ENTRIES: [&str; 5] = ["name", "arguments", "parameters", "type", "id"];
-
-/// Reads `{"name": …, "arguments": {…}}` with its entries in any order, and hands arguments on as they come.
+/// Reads `{"name": …, "arguments": {…}}` with its entries in any order, others passed over, and hands arguments on as they come.
 #[derive(Debug, Clone)]
 pub(super) struct CallObject {
     state: State,
@@ -101,8 +98,6 @@ pub(super) struct CallObject {
     passing: bool,
     begun: bool,
     argued: bool,
-    /// An entry was found that calls do not have.
-    foreign: bool,
 }
 
 impl CallObject {
@@ -117,18 +112,12 @@ impl CallObject {
             passing: false,
             begun: false,
             argued: false,
-            foreign: false,
         }
     }
 
     /// Whether a [`Found::Name`] was handed out.
     pub(super) const fn begun(&self) -> bool {
         self.begun
-    }
-
-    /// Whether all entries up to now are those of a call.
-    pub(super) const fn could_call(&self) -> bool {
-        !self.foreign
     }
 
     /// Takes a character; pushes what it completes.
@@ -147,7 +136,6 @@ impl CallObject {
                 self.text.push(character);
                 if self.span.push(character) == Step::Last {
                     self.key = serde_json::from_str(&self.text).map_err(|_| NoCall)?;
-                    self.foreign |= !ENTRIES.contains(&self.key.as_str());
                     self.state = State::Colon;
                 }
             }

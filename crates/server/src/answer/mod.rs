@@ -2,7 +2,8 @@
 //!
 //! In: text in pieces of any size. Out: [`Piece`]s. One parser serves streams and whole answers: the pieces of the same text,
 //! put together, are the same however it was cut (property-tested). Nothing is dropped but markup and the white space around
-//! it; what looks like a call and is none comes out as content, unless the answer was cut before that was certain.
+//! it; what looks like a call and is none comes out as content, unless the answer was cut within markup, or in an
+//! object that names a tool.
 
 mod json;
 mod parser;

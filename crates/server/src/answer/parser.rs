@@ -46,15 +46,20 @@ enum State {
     Between,
     /// DeepSeek: kind and name of a call.
     Header,
-    /// DeepSeek: before the arguments of a call.
-    BeforeArguments,
+    /// DeepSeek: before the arguments of a call of this tool.
+    BeforeArguments(String),
     /// DeepSeek: within the arguments.
     Arguments(Span),
-    /// DeepSeek: arguments that are no JSON object; the client gets them as they are.
-    RawArguments,
+    /// DeepSeek: arguments that are no JSON object; the client gets them as they are. The name, until there is one of them.
+    RawArguments(Option<String>),
     /// DeepSeek: after the arguments, up to the end of the call.
     CallEnd,
 }
+
+const HERMES_CALL_END: &str = "</tool_call>";
+
+/// Arguments of a call that has none.
+const NO_ARGUMENTS: &str = "{}";
 
 /// Longest name of a tool with what is around it; longer text is no call.
 const MAX_HEADER: usize = 256;
@@ -98,35 +103,57 @@ impl AnswerParser {
         while self.round(pieces) {}
     }
 
-    /// The answer has ended: by itself, or because it was `cut`, for its length or at a stop text. What might have become markup is
-    /// text in an answer that ended so; of one that was cut it is dropped, as is a call that has no arguments yet. A call that has
-    /// some keeps them.
-    pub fn finish(&mut self, cut: bool, pieces: &mut Vec<Piece>) {
+    /// The answer has ended: by itself, or because it was `cut`, at this stop text, or at an empty one for its length. What might
+    /// have become markup is text in an answer that ended so; of one that was cut it is dropped, as is a call that has no arguments
+    /// yet. A call that has some keeps them.
+    pub fn finish(&mut self, cut: Option<&str>, pieces: &mut Vec<Piece>) {
         let rest = std::mem::take(&mut self.buffer);
         // What more text could have turned into markup.
-        let certain = |marker: &str| if cut { &rest[..rest.len() - overlap(&rest, marker)] } else { rest.as_str() };
-        match &self.state {
+        let certain = |marker: &str| match cut {
+            Some(next) => &rest[..rest.len() - overlap(&rest, marker, next)],
+            None => rest.as_str(),
+        };
+        let is_markup = |markers: &[&str]| {
+            let begun = rest.trim_start();
+            cut.is_some_and(|next| markers.iter().any(|marker| goes_on(marker, begun, next)))
+        };
+        match &mut self.state {
             State::Thinking => {
                 let text = certain(THINK_END);
                 let text = if self.trim_start { text.trim_start() } else { text };
                 self.reason(text.trim_end(), pieces);
             }
-            State::Start if cut && !rest.trim().is_empty() => {}
+            State::Start if !rest.trim().is_empty() && is_markup(&[THINK_BEGIN]) => {}
+            State::Between if is_markup(&[DEEPSEEK_CALL_BEGIN, DEEPSEEK_CALLS_END]) => {}
+            State::ObjectEnd if is_markup(&[HERMES_CALL_END]) => {}
             State::Content => {
                 let text = self.options.tools.map_or(rest.as_str(), |format| certain(format.marker()));
                 let text = if text.len() < rest.len() { text.trim_end() } else { text };
                 self.last_content(text, pieces);
             }
             State::Object(object) if object.begun() => {}
-            State::Object(object) if cut && (object.could_call() || self.raw.starts_with('<')) => {}
-            State::Header | State::Between | State::ObjectEnd if cut => {}
+            // An object without markup is a call where it names a tool: others are content by now.
+            State::Object(object) if cut.is_some() && (self.raw.starts_with(['<', ';']) || object.name().is_some()) => {
+            }
+            State::Header | State::BeforeArguments(_) if cut.is_some() => {}
             State::Object(_) | State::Header => {
                 let text = std::mem::take(&mut self.raw) + &rest;
                 self.last_content(&text, pieces);
             }
             State::Start | State::Between | State::ObjectEnd | State::ObjectNext => self.last_content(&rest, pieces),
-            State::RawArguments => self.argue(certain(DEEPSEEK_CALL_END).trim_end().to_owned(), pieces),
-            State::BeforeArguments | State::Arguments(_) | State::CallEnd => {}
+            State::BeforeArguments(name) => {
+                let name = std::mem::take(name);
+                self.begin_call(name, pieces);
+                self.argue(NO_ARGUMENTS.to_owned(), pieces);
+            }
+            State::RawArguments(name) => {
+                let name = name.take();
+                let text = certain(DEEPSEEK_CALL_END).trim_end();
+                if cut.is_none() || !text.is_empty() {
+                    self.argue_as(name, text.to_owned(), pieces);
+                }
+            }
+            State::Arguments(_) | State::CallEnd => {}
         }
     }
 
@@ -144,13 +171,13 @@ impl AnswerParser {
             State::Thinking => self.think(pieces),
             State::Content => self.content(pieces),
             State::Object(_) => self.object(pieces),
-            State::ObjectEnd => self.skip_tag("</tool_call>", State::Content),
+            State::ObjectEnd => self.skip_tag(HERMES_CALL_END, State::Content),
             State::ObjectNext => self.next_object(),
             State::Between => self.between(),
             State::Header => self.header(pieces),
-            State::BeforeArguments => self.before_arguments(),
+            State::BeforeArguments(_) => self.before_arguments(pieces),
             State::Arguments(_) => self.arguments(pieces),
-            State::RawArguments => self.raw_arguments(pieces),
+            State::RawArguments(_) => self.raw_arguments(pieces),
             State::CallEnd => self.call_end(),
         }
     }
@@ -183,7 +210,7 @@ impl AnswerParser {
             self.trim_start = true;
             return true;
         }
-        let keep = overlap(&self.buffer, THINK_END);
+        let keep = overlap(&self.buffer, THINK_END, "");
         let certain = self.buffer[..self.buffer.len() - keep].trim_end().len();
         let rest = self.buffer.split_off(certain);
         let text = std::mem::replace(&mut self.buffer, rest);
@@ -229,7 +256,7 @@ impl AnswerParser {
             }
             return true;
         }
-        let keep = overlap(&self.buffer, marker);
+        let keep = overlap(&self.buffer, marker, "");
         let certain = self.buffer[..self.buffer.len() - keep].trim_end().len();
         if certain > 0 {
             let rest = self.buffer.split_off(certain);
@@ -313,6 +340,15 @@ impl AnswerParser {
         }
     }
 
+    /// Arguments that may be the first of a call of this tool; one without any has an object without entries.
+    fn argue_as(&mut self, name: Option<String>, text: String, pieces: &mut Vec<Piece>) {
+        let text = if name.is_some() && text.is_empty() { NO_ARGUMENTS.to_owned() } else { text };
+        if let Some(name) = name {
+            self.begin_call(name, pieces);
+        }
+        self.argue(text, pieces);
+    }
+
     /// Skips white space and a tag, which may be missing.
     fn skip_tag(&mut self, tag: &str, next: State) -> bool {
         let text = self.buffer.trim_start();
@@ -375,8 +411,7 @@ impl AnswerParser {
             Some((name, rest)) if !name.is_empty() && header(&rest) <= MAX_HEADER => {
                 self.buffer = rest;
                 self.raw.clear();
-                self.begin_call(name, pieces);
-                self.state = State::BeforeArguments;
+                self.state = State::BeforeArguments(name);
                 true
             }
             None if self.buffer.len() <= MAX_HEADER => false,
@@ -389,7 +424,8 @@ impl AnswerParser {
         }
     }
 
-    fn before_arguments(&mut self) -> bool {
+    fn before_arguments(&mut self, pieces: &mut Vec<Piece>) -> bool {
+        let State::BeforeArguments(name) = &mut self.state else { return false };
         let mut text = self.buffer.trim_start();
         for fence in ["```json", "```"] {
             if let Some(rest) = text.strip_prefix(fence) {
@@ -403,13 +439,15 @@ impl AnswerParser {
         if text.is_empty() {
             return false;
         }
-        if !text.starts_with('{') {
-            self.buffer = text.to_owned();
-            self.state = State::RawArguments;
-            return true;
-        }
+        let name = std::mem::take(name);
+        let is_object = text.starts_with('{');
         self.buffer = text.to_owned();
-        self.state = State::Arguments(Span::default());
+        if is_object {
+            self.begin_call(name, pieces);
+            self.state = State::Arguments(Span::default());
+        } else {
+            self.state = State::RawArguments(Some(name));
+        }
         true
     }
 
@@ -426,14 +464,16 @@ impl AnswerParser {
     }
 
     fn raw_arguments(&mut self, pieces: &mut Vec<Piece>) -> bool {
+        let State::RawArguments(name) = &mut self.state else { return false };
+        let mut name = name.take();
         let end = self.buffer.find(DEEPSEEK_CALL_END);
-        let keep = overlap(&self.buffer, DEEPSEEK_CALL_END);
+        let keep = overlap(&self.buffer, DEEPSEEK_CALL_END, "");
         let certain = self.buffer[..end.unwrap_or(self.buffer.len() - keep)].trim_end().len();
         let text: String = self.buffer.drain(..certain).collect();
-        self.argue(text, pieces);
-        if end.is_some() {
-            self.state = State::CallEnd;
+        if end.is_some() || !text.is_empty() {
+            self.argue_as(name.take(), text, pieces);
         }
+        self.state = if end.is_some() { State::CallEnd } else { State::RawArguments(name) };
         end.is_some()
     }
 
@@ -465,11 +505,14 @@ impl AnswerParser {
     }
 }
 
-/// Bytes of the longest proper prefix of `marker` that `text` ends with.
-fn overlap(text: &str, marker: &str) -> usize {
+/// Whether a text may have been the beginning of `marker`, before the text `next`, of which nothing is known beyond its end.
+fn goes_on(marker: &str, begun: &str, next: &str) -> bool {
+    marker.strip_prefix(begun).is_some_and(|rest| rest.starts_with(next) || next.starts_with(rest))
+}
+
+/// Bytes of the longest proper prefix of `marker` that `text` ends with and that goes on with `next`.
+fn overlap(text: &str, marker: &str, next: &str) -> usize {
     let most = text.len().min(marker.len() - 1);
-    (1..=most)
-        .rev()
-        .find(|n| marker.is_char_boundary(*n) && text.as_bytes().ends_with(&marker.as_bytes()[..*n]))
-        .unwrap_or(0)
+    let fits = |n: usize| text.ends_with(&marker[..n]) && goes_on(marker, &marker[..n], next);
+    (1..=most).rev().find(|n| marker.is_char_boundary(*n) && fits(*n)).unwrap_or(0)
 }

@@ -3,7 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
-use crate::input::parameters::{Handling, Row, check_object};
+use crate::input::parameters::{Handling, Row, check_object, check_returned};
+use crate::prompt::content_text;
 
 const CACHE: Row = ("cache_control", Handling::NoEffect("the prefix cache finds equal prefixes by itself"));
 
@@ -63,7 +64,7 @@ const TOOL: &[Row] = &[
     ("eager_input_streaming", Handling::NoEffect("arguments are always sent as they come")),
     ("defer_loading", Handling::Refused("the model is shown all tools")),
     ("input_examples", Handling::Refused("put them into the description")),
-    ("allowed_callers", Handling::Refused("models are the only callers here")),
+    ("allowed_callers", Handling::RefusedUnless("[\"direct\"]", "models are the only callers here")),
     CACHE,
 ];
 
@@ -71,18 +72,22 @@ const TOOL: &[Row] = &[
 const TOOL_CHOICE: &[Row] =
     &[("type", Handling::Used), ("name", Handling::Used), ("disable_parallel_tool_use", Handling::Used)];
 
-/// Messages of system text and conversation.
-pub(super) fn messages(system: Option<&Value>, list: &Value) -> Result<Vec<Value>, ApiError> {
+/// Messages of system text and conversation. Entries of blocks that nobody knows are added to `unknown`.
+pub(super) fn messages(
+    system: Option<&Value>,
+    list: &Value,
+    unknown: &mut Vec<String>,
+) -> Result<Vec<Value>, ApiError> {
     let mut messages = Vec::new();
     if let Some(system) = system {
-        messages.push(json!({ "role": "system", "content": text("system", system)? }));
+        messages.push(json!({ "role": "system", "content": content_text("system", system, unknown)? }));
     }
     let list = list.as_array().filter(|list| !list.is_empty());
     let list = list.ok_or_else(|| ApiError::invalid("messages", "messages: expected a list of messages"))?;
     for (i, message) in list.iter().enumerate() {
         let at = format!("messages[{i}]");
         if let Some(entries) = message.as_object() {
-            check_object(&at, entries, MESSAGE)?;
+            check_returned(&at, entries, MESSAGE, unknown)?;
         }
         let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
         let content = message.get("content").unwrap_or(&Value::Null);
@@ -90,8 +95,8 @@ pub(super) fn messages(system: Option<&Value>, list: &Value) -> Result<Vec<Value
             ("user" | "assistant" | "system", Value::String(text)) => {
                 messages.push(json!({ "role": role, "content": text }));
             }
-            ("user", Value::Array(blocks)) => user(&at, blocks, &mut messages)?,
-            ("assistant", Value::Array(blocks)) => messages.push(assistant(&at, blocks)?),
+            ("user", Value::Array(blocks)) => user(&at, blocks, &mut messages, unknown)?,
+            ("assistant", Value::Array(blocks)) => messages.push(assistant(&at, blocks, unknown)?),
             ("user" | "assistant", _) => {
                 let param = format!("{at}.content");
                 return Err(ApiError::invalid(param.clone(), format!("{param}: expected a text or a list of blocks")));
@@ -106,17 +111,17 @@ pub(super) fn messages(system: Option<&Value>, list: &Value) -> Result<Vec<Value
 }
 
 /// Results of tools are messages of their own, before the text beside them.
-fn user(at: &str, blocks: &[Value], messages: &mut Vec<Value>) -> Result<(), ApiError> {
+fn user(at: &str, blocks: &[Value], messages: &mut Vec<Value>, unknown: &mut Vec<String>) -> Result<(), ApiError> {
     let mut texts = Vec::new();
     for (i, block) in blocks.iter().enumerate() {
         let at = format!("{at}.content[{i}]");
-        check_block(&at, block)?;
+        check_block(&at, block, unknown)?;
         match kind(block) {
             "text" => texts.push(entry(&at, block, "text")?.to_owned()),
             "tool_result" => {
                 let content = match block.get("content") {
                     None | Some(Value::Null) => String::new(),
-                    Some(content) => text(&format!("{at}.content"), content)?,
+                    Some(content) => content_text(&format!("{at}.content"), content, unknown)?,
                 };
                 let id = entry(&at, block, "tool_use_id")?;
                 messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
@@ -134,11 +139,11 @@ fn user(at: &str, blocks: &[Value], messages: &mut Vec<Value>) -> Result<(), Api
     Ok(())
 }
 
-fn assistant(at: &str, blocks: &[Value]) -> Result<Value, ApiError> {
+fn assistant(at: &str, blocks: &[Value], unknown: &mut Vec<String>) -> Result<Value, ApiError> {
     let (mut texts, mut thoughts, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     for (i, block) in blocks.iter().enumerate() {
         let at = format!("{at}.content[{i}]");
-        check_block(&at, block)?;
+        check_block(&at, block, unknown)?;
         match kind(block) {
             "text" => texts.push(entry(&at, block, "text")?),
             "thinking" => thoughts.push(entry(&at, block, "thinking")?),
@@ -165,9 +170,9 @@ fn assistant(at: &str, blocks: &[Value]) -> Result<Value, ApiError> {
 }
 
 /// Blocks of other kinds are refused by who reads them.
-fn check_block(at: &str, block: &Value) -> Result<(), ApiError> {
+fn check_block(at: &str, block: &Value, unknown: &mut Vec<String>) -> Result<(), ApiError> {
     match (BLOCKS.iter().find(|(known, _)| *known == kind(block)), block.as_object()) {
-        (Some((_, table)), Some(entries)) => check_object(at, entries, table),
+        (Some((_, table)), Some(entries)) => check_returned(at, entries, table, unknown),
         _ => Ok(()),
     }
 }
@@ -184,10 +189,6 @@ fn unsupported(at: &str, expected: &str, found: &str) -> ApiError {
 fn entry<'a>(at: &str, block: &'a Value, name: &str) -> Result<&'a str, ApiError> {
     let found = block.get(name).and_then(Value::as_str);
     found.ok_or_else(|| ApiError::invalid(format!("{at}.{name}"), format!("{at}.{name}: expected a text")))
-}
-
-fn text(at: &str, content: &Value) -> Result<String, ApiError> {
-    crate::prompt::content_text(at, content)
 }
 
 /// Tools in the form of a chat.
@@ -260,6 +261,8 @@ mod tests {
                 { "type": "text", "text": "go on" },
             ] },
         ]);
+        let mut unknown = Vec::new();
+        let mut messages = |system: Option<&Value>, list: &Value| super::messages(system, list, &mut unknown);
         let found = messages(Some(&json!([{ "type": "text", "text": "s" }])), &list).unwrap();
         let roles: Vec<&str> = found.iter().map(|message| message["role"].as_str().unwrap()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "tool", "user"]);
@@ -269,5 +272,20 @@ mod tests {
         assert!(messages(None, &image).unwrap_err().message.contains("image"));
         let nothing = json!([{ "role": "user", "content": [] }]);
         assert_eq!(messages(None, &nothing).unwrap_err().param.as_deref(), Some("messages[0].content"));
+        let told = json!([{ "role": "assistant", "id": "msg_1", "content": [
+            { "type": "text", "text": "a", "index": 0 },
+            { "type": "tool_use", "id": "x", "name": "f", "input": {}, "partial_json": "{}" },
+        ] }]);
+        assert!(messages(None, &told).is_ok());
+        unknown.sort();
+        let expected = ["messages[0].content[0].index", "messages[0].content[1].partial_json", "messages[0].id"];
+        assert_eq!(unknown, expected);
+    }
+
+    #[test]
+    fn tools_say_who_calls_them_only_as_they_are_called() {
+        let with = |callers: Value| tools(&json!([{ "name": "f", "input_schema": {}, "allowed_callers": callers }]));
+        assert!(with(json!(["direct"])).is_ok());
+        assert_eq!(with(json!(["code"])).unwrap_err().param.as_deref(), Some("tools[0].allowed_callers"));
     }
 }

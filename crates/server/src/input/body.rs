@@ -48,12 +48,28 @@ impl<P> Body<P> {
 pub fn read<T: DeserializeOwned>(value: &Value) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
-        let message = error.inner().to_string();
+        let message = in_words(&error.inner().to_string());
         match path.as_str() {
             "." | "" => ApiError::new(Kind::Invalid, message),
             _ => ApiError::invalid(path.clone(), format!("{path}: {message}")),
         }
     })
+}
+
+/// What types are called in messages.
+const TYPES: &[(&[&str], &str)] = &[
+    (&["u8", "u16", "u32", "u64", "usize"], "a whole number of 0 or more"),
+    (&["i8", "i16", "i32", "i64", "isize"], "a whole number"),
+    (&["f32", "f64"], "a number"),
+];
+
+/// A message about a type as people speak of it.
+fn in_words(message: &str) -> String {
+    let Some((before, name)) = message.rsplit_once("expected ") else { return message.to_owned() };
+    match TYPES.iter().find(|(names, _)| names.contains(&name)) {
+        Some((_, words)) => format!("{before}expected {words}"),
+        None => message.to_owned(),
+    }
 }
 
 impl<P: Parameters> FromRequest<Arc<Server>> for Body<P> {
@@ -194,6 +210,32 @@ mod tests {
     fn numbers_that_json_has_not_are_refused() {
         for text in ["NaN", "{\"a\": Infinity}", "[1e999]", "{\"a\":}", "", "\u{feff}{}"] {
             assert_eq!(parse(text.as_bytes()).unwrap_err().kind, Kind::Invalid, "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_named_as_people_do() {
+        #[derive(Debug, Deserialize)]
+        #[expect(dead_code, reason = "it is not read")]
+        struct Sample {
+            #[serde(default)]
+            count: Option<u64>,
+            #[serde(default)]
+            seed: i64,
+            #[serde(default)]
+            share: f32,
+        }
+        for (body, told) in [
+            (
+                serde_json::json!({"count": -1}),
+                "count: invalid value: integer `-1`, expected a whole number of 0 or more",
+            ),
+            (serde_json::json!({"count": 1.5}), "expected a whole number of 0 or more"),
+            (serde_json::json!({"seed": "a"}), "seed: invalid type: string \"a\", expected a whole number"),
+            (serde_json::json!({"share": []}), "expected a number"),
+        ] {
+            let message = read::<Sample>(&body).unwrap_err().message;
+            assert!(message.ends_with(told), "{message}");
         }
     }
 

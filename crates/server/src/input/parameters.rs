@@ -2,8 +2,9 @@
 //!
 //! A parameter is used, or accepted because it changes nothing here (metadata of the caller), or refused by name. One that is
 //! in no table is unknown: clients of other servers send many such, so it is not refused, but told in the response header
-//! `x-ignored-parameters` and in the log. Objects within a body have tables too ([`check_object`]); what they don't hold is refused,
-//! because nobody sends it to be on the safe side.
+//! `x-ignored-parameters` and in the log. Objects within a body have tables too. What the table of one that the caller writes does not hold is
+//! refused ([`check_object`]), because nobody sends it to be on the safe side; what comes back as it was got, such as an earlier answer,
+//! may hold anything, and that is told as unknown parameters are ([`check_returned`]).
 
 use serde_json::{Map, Value};
 
@@ -18,8 +19,8 @@ pub enum Handling {
     NoEffect(&'static str),
     /// It is refused, for this reason, unless it asks for nothing (null, false, empty).
     Refused(&'static str),
-    /// It is refused, for this reason, unless it is true.
-    RefusedUnlessTrue(&'static str),
+    /// It is refused, for the second reason, unless it is the first, in JSON: what is done anyhow.
+    RefusedUnless(&'static str, &'static str),
 }
 
 /// A parameter and its fate.
@@ -52,12 +53,7 @@ pub fn check<P: Parameters>(body: &mut Map<String, Value>) -> Result<Vec<String>
     let mut unknown = Vec::new();
     for (name, value) in &*body {
         match P::handling(name) {
-            Some(Handling::Used | Handling::NoEffect(_)) => {}
-            Some(Handling::Refused(_)) if asks_for_nothing(value) => {}
-            Some(Handling::RefusedUnlessTrue(_)) if value == true => {}
-            Some(Handling::Refused(why) | Handling::RefusedUnlessTrue(why)) => {
-                return Err(ApiError::unsupported(name.clone(), format!("{name} is not supported: {why}")));
-            }
+            Some(handling) => handling.check(name, value)?,
             None if unknown.len() < MOST_UNKNOWN => unknown.push(name.clone()),
             None => {}
         }
@@ -71,24 +67,56 @@ pub fn check<P: Parameters>(body: &mut Map<String, Value>) -> Result<Vec<String>
 /// If there is one; the error names it.
 pub fn check_object(at: &str, object: &Map<String, Value>, table: &[Row]) -> Result<(), ApiError> {
     for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
-        let param = || format!("{at}.{name}");
-        match table.iter().find(|(known, _)| known == name).map(|(_, handling)| *handling) {
-            Some(Handling::Used | Handling::NoEffect(_)) => {}
-            Some(Handling::Refused(_)) if asks_for_nothing(value) => {}
-            Some(Handling::RefusedUnlessTrue(_)) if value == true => {}
-            Some(Handling::Refused(why) | Handling::RefusedUnlessTrue(why)) => {
-                return Err(ApiError::unsupported(param(), format!("{} is not supported: {why}", param())));
-            }
+        match table.iter().find(|(known, _)| known == name) {
+            Some((_, handling)) => handling.check(&format!("{at}.{name}"), value)?,
             None => {
                 let used = table.iter().filter(|(_, handling)| *handling == Handling::Used).map(|(known, _)| *known);
                 let expected = used.collect::<Vec<_>>().join(", ");
-                let shown: String = param().chars().take(MOST_SHOWN).collect();
+                let shown = shown(at, name);
                 let message = format!("{shown} is unknown: expected {expected} here; leave it out");
                 return Err(ApiError::unsupported(shown, message));
             }
         }
     }
     Ok(())
+}
+
+/// Refuses entries of an object that the table refuses. What it does not hold is told; `at` names the object.
+///
+/// # Errors
+/// If there is one that is refused; the error names it.
+pub fn check_returned(
+    at: &str,
+    object: &Map<String, Value>,
+    table: &[Row],
+    unknown: &mut Vec<String>,
+) -> Result<(), ApiError> {
+    for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+        match table.iter().find(|(known, _)| known == name) {
+            Some((_, handling)) => handling.check(&format!("{at}.{name}"), value)?,
+            None if unknown.len() < MOST_UNKNOWN => unknown.push(shown(at, name)),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn shown(at: &str, name: &str) -> String {
+    format!("{at}.{name}").chars().take(MOST_SHOWN).collect()
+}
+
+impl Handling {
+    /// What becomes of a value.
+    fn check(self, param: &str, value: &Value) -> Result<(), ApiError> {
+        match self {
+            Self::Refused(why) if !asks_for_nothing(value) => Err(why),
+            Self::RefusedUnless(harmless, why) if serde_json::from_str(harmless).ok().as_ref() != Some(value) => {
+                Err(why)
+            }
+            _ => Ok(()),
+        }
+        .map_err(|why| ApiError::unsupported(param, format!("{param} is not supported: {why}")))
+    }
 }
 
 fn asks_for_nothing(value: &Value) -> bool {
@@ -142,6 +170,27 @@ mod tests {
             assert!(error.message.contains(word), "{}", error.message);
         }
         assert!(checked(json!({ "x".repeat(10_000): 1 })).unwrap_err().message.len() < 300);
+    }
+
+    #[test]
+    fn what_comes_back_may_hold_more() {
+        const TABLE: &[Row] = &[("a", Handling::Used), ("c", Handling::Refused("why"))];
+        let mut unknown = Vec::new();
+        let mut checked = |object: Value| check_returned("x[0]", object.as_object().unwrap(), TABLE, &mut unknown);
+        assert!(checked(json!({"a": 1, "c": false, "d": 1, "e": null})).is_ok());
+        assert_eq!(checked(json!({"c": 1})).unwrap_err().param.as_deref(), Some("x[0].c"));
+        assert!(checked((0..100).map(|i| (format!("y{i}"), json!(1))).collect()).is_ok());
+        assert_eq!((unknown[0].as_str(), unknown.len()), ("x[0].d", MOST_UNKNOWN));
+    }
+
+    #[test]
+    fn what_is_done_anyhow_is_no_wish() {
+        const TABLE: &[Row] = &[("a", Handling::RefusedUnless("[\"direct\"]", "why"))];
+        let checked = |value: Value| check_object("x", json!({ "a": value }).as_object().unwrap(), TABLE);
+        assert!(checked(json!(["direct"])).is_ok() && checked(Value::Null).is_ok());
+        for other in [json!([]), json!("direct"), json!(["direct", "code"]), json!(false)] {
+            assert!(checked(other).unwrap_err().message.contains("x.a is not supported: why"));
+        }
     }
 
     #[test]

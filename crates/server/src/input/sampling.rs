@@ -112,7 +112,7 @@ pub const OTHERS: &[Row] = &[
     ("prompt_cache_retention", Handling::NoEffect("the prefix cache keeps what there is room for")),
     (
         "skip_special_tokens",
-        Handling::RefusedUnlessTrue("markup of the model is never part of the text; ask for token ids"),
+        Handling::RefusedUnless("true", "markup of the model is never part of the text; ask for token ids"),
     ),
     ("spaces_between_special_tokens", Handling::NoEffect("no spaces are ever put in")),
     ("use_beam_search", Handling::Refused("answers are sampled; there is no beam search")),

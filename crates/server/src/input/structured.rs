@@ -61,11 +61,11 @@ const OUTPUTS: &[Row] = &[
     ("structural_tag", Handling::Refused("use tools with tool_choice, or a grammar")),
 ];
 
-/// The grammar that a request asks for.
+/// The grammar that a request asks for, and the parameter that does.
 ///
 /// # Errors
 /// If it asks for two, or in a form that is not understood.
-pub fn grammar(body: &Value) -> Result<Option<Grammar>, ApiError> {
+pub fn grammar(body: &Value) -> Result<Option<(&'static str, Grammar)>, ApiError> {
     let mut found: Option<(&'static str, Grammar)> = None;
     let mut take = |name: &'static str, grammar: Option<Grammar>| {
         let Some(grammar) = grammar else { return Ok(()) };
@@ -97,7 +97,7 @@ pub fn grammar(body: &Value) -> Result<Option<Grammar>, ApiError> {
             take(name, Some(read(name, value)?))?;
         }
     }
-    Ok(found.map(|(_, grammar)| grammar))
+    Ok(found)
 }
 
 /// As a constraint that begins after the thinking, if the model thinks first.
@@ -249,7 +249,9 @@ mod tests {
     #[test]
     fn every_dialect_gives_the_same_constraint() {
         let schema = json!({"type": "object"});
-        let expected = Some(Grammar::JsonSchema(schema.to_string()));
+        let expected = Grammar::JsonSchema(schema.to_string());
+        let grammar = |body: &Value| super::grammar(body).unwrap().map(|(_, grammar)| grammar);
+        let name = |body: &Value| super::grammar(body).unwrap().map(|(name, _)| name);
         for body in [
             json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}),
             json!({"response_format": {"type": "json_schema", "name": "x", "schema": schema}}),
@@ -258,17 +260,18 @@ mod tests {
             json!({"guided_json": schema.to_string()}),
             json!({"json_schema": schema}),
         ] {
-            assert_eq!(grammar(&body).unwrap(), expected, "{body}");
+            assert_eq!(grammar(&body), Some(expected.clone()), "{body}");
+            assert_eq!(name(&body), body.as_object().unwrap().keys().next().map(String::as_str));
         }
         let llama_server = json!({"response_format": {"type": "json_object", "schema": schema}});
-        assert_eq!(grammar(&llama_server).unwrap(), expected);
-        assert_eq!(grammar(&json!({"response_format": {"type": "text"}})).unwrap(), None);
-        assert_eq!(grammar(&json!({"guided_choice": ["a"]})).unwrap(), Some(Grammar::Choice(vec!["a".into()])));
-        assert_eq!(grammar(&json!({"guided_regex": "a+"})).unwrap(), Some(Grammar::Regex("a+".into())));
+        assert_eq!(grammar(&llama_server), Some(expected));
+        assert_eq!(grammar(&json!({"response_format": {"type": "text"}})), None);
+        assert_eq!(grammar(&json!({"guided_choice": ["a"]})), Some(Grammar::Choice(vec!["a".into()])));
+        assert_eq!(grammar(&json!({"guided_regex": "a+"})), Some(Grammar::Regex("a+".into())));
         let gbnf = "# llama.cpp's\nroot ::= \"a\"";
-        assert_eq!(grammar(&json!({"grammar": gbnf})).unwrap(), Some(Grammar::Gbnf(gbnf.into())));
+        assert_eq!(grammar(&json!({"grammar": gbnf})), Some(Grammar::Gbnf(gbnf.into())));
         let lark = "start: \"::=\"";
-        assert_eq!(grammar(&json!({"guided_grammar": lark})).unwrap(), Some(Grammar::Lark(lark.into())));
+        assert_eq!(grammar(&json!({"guided_grammar": lark})), Some(Grammar::Lark(lark.into())));
     }
 
     #[test]

@@ -173,13 +173,16 @@ const CHAT: &[Row] = &[
     ("chat_template_kwargs", Handling::Used),
     ("add_generation_prompt", Handling::Used),
     ("continue_final_message", Handling::Used),
-    ("include_reasoning", Handling::RefusedUnlessTrue("thinking is always sent, apart from the content; leave it out")),
+    (
+        "include_reasoning",
+        Handling::RefusedUnless("true", "thinking is always sent, apart from the content; leave it out"),
+    ),
     ("request_id", Handling::NoEffect("send the header X-Request-Id instead")),
     ("store", Handling::Refused("nothing is stored")),
-    ("modalities", Handling::Refused("answers are text; leave it out")),
+    ("modalities", Handling::RefusedUnless("[\"text\"]", "answers are text; leave it out")),
     ("audio", Handling::Refused("answers are text")),
     ("prediction", Handling::Refused("drafts come from the prompt itself")),
-    ("verbosity", Handling::Refused("say it in the prompt")),
+    ("verbosity", Handling::RefusedUnless("\"medium\"", "say it in the prompt")),
     ("web_search_options", Handling::Refused("this server fetches nothing")),
     ("functions", Handling::Refused("use tools")),
     ("function_call", Handling::Refused("use tool_choice")),
@@ -201,7 +204,7 @@ const THINKING: &[Row] = &[
         "budget_tokens",
         Handling::NoEffect("its clients must send it; thinking ends by itself, or with the answer's tokens"),
     ),
-    ("display", Handling::Refused("thinking is always sent as it is")),
+    ("display", Handling::RefusedUnless("\"summarized\"", "thinking is always sent as it is; leave it out")),
 ];
 
 /// Parameters of the endpoint.
@@ -304,6 +307,8 @@ pub(crate) struct CalledFunction {
 pub(crate) struct Prepared {
     pub(crate) job: Job,
     pub(crate) name: String,
+    /// Entries of the conversation that nobody knows.
+    pub(crate) unknown: Vec<String>,
 }
 
 /// Checks everything and makes the prompt.
@@ -339,8 +344,9 @@ pub(crate) async fn prepare(
         let tokenizer = tokenizer(model)?;
         params.logit_bias.extend(tokenizer.token_to_id(format.marker()).map(|id| (id, -100.0)));
     }
+    let mut unknown = Vec::new();
     let conversation = Conversation {
-        messages: messages(&fields.messages)?,
+        messages: messages(&fields.messages, &mut unknown)?,
         tools: if choice == ToolUse::None { Vec::new() } else { tools.clone() },
         kwargs: kwargs(model, fields)?,
         continue_final: fields.continue_final_message,
@@ -358,8 +364,12 @@ pub(crate) async fn prepare(
     }
     let context = model.engine.about().limits.max_seq_len;
     params.max_tokens = max_tokens(asked, param, prompt.tokens.len(), context)?;
-    let mut grammar = grammar(body)?;
-    let structured = grammar.is_some();
+    let structured = grammar(body)?;
+    let is_structured = structured.is_some();
+    let (grammar_param, mut grammar) = match structured {
+        Some((param, grammar)) => (param, Some(grammar)),
+        None => ("tools", None),
+    };
     let force = match &choice {
         ToolUse::Required => Some(Force::Any),
         ToolUse::Named(name) => Some(Force::Named(name.clone())),
@@ -392,10 +402,12 @@ pub(crate) async fn prepare(
     let inside = prompt.thinking == Thinking::Inside;
     Ok(Prepared {
         name: model.names.first().cloned().unwrap_or_default(),
+        unknown,
         job: Job {
             embed: None,
             prompt_param: "messages",
-            grammar_param: if structured { "response_format" } else { "tools" },
+            grammar_param,
+            words: &[],
             n,
             sampling: params,
             prompt_logprobs: prompt_logprobs_count(fields.prompt_logprobs, fields.stream)?,
@@ -404,7 +416,8 @@ pub(crate) async fn prepare(
             salt: sampling.salt(),
             parser: ParserOptions {
                 thinking: prompt.thinking,
-                tools: format,
+                // What is bound by a form of its own is that, whatever it looks like.
+                tools: format.filter(|_| !is_structured),
                 names: schemas(&tools).into_iter().map(|(name, _)| name).collect(),
             },
             request_id: request_id.clone(),
@@ -578,7 +591,7 @@ pub(crate) async fn chat(
         })
         .into_response()
     };
-    Ok(gate::tell_unknown(response, &body.unknown))
+    Ok(gate::tell_unknown(response, &[body.unknown, prepared.unknown].concat()))
 }
 
 fn whole_choice(

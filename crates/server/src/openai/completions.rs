@@ -217,11 +217,12 @@ pub(crate) async fn completions(
         asked => max_tokens(Some(asked), "max_tokens", longest, context).map_err(of_one)?,
     };
     let echoed = if fields.echo { fields.logprobs.or((asked == 0).then_some(0)) } else { None };
+    let (grammar_param, grammar) = grammar(&body.value)?.unzip();
     let job = Job {
         n,
         sampling: params,
         prompt_logprobs: asked_prompt.max(echoed),
-        constraint: grammar(&body.value)?.map(|grammar| after_thinking(grammar, false)),
+        constraint: grammar.map(|grammar| after_thinking(grammar, false)),
         priority: sampling.priority.unwrap_or(0),
         salt: sampling.salt(),
         parser: ParserOptions::default(),
@@ -229,7 +230,8 @@ pub(crate) async fn completions(
         prompts,
         embed: None,
         prompt_param: "prompt",
-        grammar_param: "response_format",
+        grammar_param: grammar_param.unwrap_or("response_format"),
+        words: &[],
     };
     let tokenizer = model.engine.about().tokenizer.clone();
     let echo = fields.echo.then(|| job.prompts.clone());

@@ -74,7 +74,7 @@ const EMBEDDINGS: &[Row] = &[
     ("priority", Handling::Used),
     ("user", Handling::NoEffect("a label of the caller")),
     ("request_id", Handling::NoEffect("send the header X-Request-Id instead")),
-    ("normalize", Handling::RefusedUnlessTrue("vectors always have length 1")),
+    ("normalize", Handling::RefusedUnless("true", "vectors always have length 1")),
     ("truncate_prompt_tokens", Handling::Refused("a text is never cut silently; shorten it yourself")),
     ("messages", Handling::Refused("give texts as input")),
     ("stream", Handling::Refused("vectors come whole; leave it out")),

@@ -119,10 +119,11 @@ pub(crate) async fn tokenize(
 ) -> Result<Response, ApiError> {
     let request: TokenizeRequest = body.read()?;
     let model = server.admit(request.model.as_deref())?;
+    let mut unknown = body.unknown;
     let tokens = match (request.messages, request.prompt.or(request.content)) {
         (Some(list), None) => {
             let conversation = Conversation {
-                messages: messages(&list)?,
+                messages: messages(&list, &mut unknown)?,
                 tools: request.tools.as_ref().map_or(Ok(Vec::new()), tools)?,
                 kwargs: request.chat_template_kwargs.unwrap_or_default(),
                 add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
@@ -144,7 +145,7 @@ pub(crate) async fn tokenize(
         token_strs: request.return_token_strs.then(|| tokens.iter().map(text).collect()),
         tokens,
     });
-    Ok(gate::tell_unknown(response.into_response(), &body.unknown))
+    Ok(gate::tell_unknown(response.into_response(), &unknown))
 }
 
 /// Tokens to text

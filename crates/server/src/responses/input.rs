@@ -3,8 +3,11 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
-use crate::input::parameters::{Handling, Row, check_object};
+use crate::input::parameters::{Handling, Row, check_object, check_returned};
 use crate::prompt::content_text;
+
+/// Roles of messages; what tools say is an item of its own kind.
+const ROLES: &[&str] = &["user", "assistant", "system", "developer"];
 
 /// Kinds of items and their entries. Clients send items of earlier responses back as they got them.
 const ITEMS: &[(&str, &[Row])] = &[
@@ -66,15 +69,20 @@ const TOOL: &[Row] = &[
     ("defer_loading", Handling::Refused("the model is shown all tools")),
 ];
 
-/// Messages of instructions and input. A call belongs to the assistant's message before it, as templates want it.
-pub(super) fn messages(instructions: Option<&str>, input: &Value) -> Result<Vec<Value>, ApiError> {
+/// Messages of instructions and input. A call belongs to the assistant's message before it, as templates want it. Entries of items
+/// that nobody knows are added to `unknown`.
+pub(super) fn messages(
+    instructions: Option<&str>,
+    input: &Value,
+    unknown: &mut Vec<String>,
+) -> Result<Vec<Value>, ApiError> {
     let mut messages: Vec<Value> =
         instructions.map(|text| json!({ "role": "system", "content": text })).into_iter().collect();
     match input {
         Value::String(text) => messages.push(json!({ "role": "user", "content": text })),
         Value::Array(items) if !items.is_empty() => {
             for (i, item) in items.iter().enumerate() {
-                add(&format!("input[{i}]"), item, &mut messages)?;
+                add(&format!("input[{i}]"), item, &mut messages, unknown)?;
             }
         }
         _ => return Err(ApiError::invalid("input", "input: expected a text or a list of items")),
@@ -82,7 +90,7 @@ pub(super) fn messages(instructions: Option<&str>, input: &Value) -> Result<Vec<
     Ok(messages)
 }
 
-fn add(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+fn add(at: &str, item: &Value, messages: &mut Vec<Value>, unknown: &mut Vec<String>) -> Result<(), ApiError> {
     let text = |name: &str| {
         let found = item.get(name).and_then(Value::as_str);
         found.ok_or_else(|| ApiError::invalid(format!("{at}.{name}"), format!("{at}.{name}: expected a text")))
@@ -90,12 +98,19 @@ fn add(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError
     let kind = item.get("type").and_then(Value::as_str);
     let table = ITEMS.iter().find(|(known, _)| *known == kind.unwrap_or("message"));
     if let (Some((_, table)), Some(entries)) = (table, item.as_object()) {
-        check_object(at, entries, table)?;
+        check_returned(at, entries, table, unknown)?;
     }
     match kind {
         None | Some("message") => {
-            let content = content_text(&format!("{at}.content"), item.get("content").unwrap_or(&Value::Null))?;
-            messages.push(json!({ "role": text("role")?, "content": content }));
+            let role = text("role")?;
+            if !ROLES.contains(&role) {
+                let param = format!("{at}.role");
+                let message = format!("{param}: expected {}, found {role:?}", ROLES.join(", "));
+                return Err(ApiError::invalid(param, message));
+            }
+            let content = item.get("content").unwrap_or(&Value::Null);
+            let content = content_text(&format!("{at}.content"), content, unknown)?;
+            messages.push(json!({ "role": role, "content": content }));
         }
         Some("function_call") => {
             let call = json!({
@@ -114,7 +129,8 @@ fn add(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError
             }
         }
         Some("function_call_output") => {
-            let output = content_text(&format!("{at}.output"), item.get("output").unwrap_or(&Value::Null))?;
+            let output = item.get("output").unwrap_or(&Value::Null);
+            let output = content_text(&format!("{at}.output"), output, unknown)?;
             messages.push(json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": output }));
         }
         // Thinking of earlier turns is not shown to models again.
@@ -160,13 +176,25 @@ mod tests {
             { "type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}" },
             { "type": "function_call_output", "call_id": "c1", "output": "1" },
         ]);
+        let mut unknown = Vec::new();
+        let mut messages = |instructions, input: &Value| super::messages(instructions, input, &mut unknown);
         let found = messages(Some("be brief"), &input).unwrap();
         let roles: Vec<&str> = found.iter().map(|message| message["role"].as_str().unwrap()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "tool"]);
         assert_eq!(found[2]["tool_calls"].as_array().unwrap().len(), 2);
         assert!(messages(None, &json!([{ "type": "input_image" }])).is_err());
-        let unknown = json!([{ "role": "user", "content": "a", "volume": 3 }]);
-        assert_eq!(messages(None, &unknown).unwrap_err().param.as_deref(), Some("input[0].volume"));
+        let role = json!([{ "role": "user", "content": "a" }, { "role": "tool", "content": "a" }]);
+        let error = messages(Some("be brief"), &role).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("input[1].role"));
+        assert!(error.message.contains("user, assistant, system, developer, found \"tool\""), "{}", error.message);
         assert!(messages(None, &json!([{ "role": "user", "content": [{ "type": "input_image" }] }])).is_err());
+        let call = json!({
+            "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n", "caller": { "type": "x" },
+        });
+        let parts = json!([{ "type": "output_text", "text": "a", "annotations": [], "index": 0 }]);
+        let told = json!([{ "role": "assistant", "content": parts, "volume": 3 }, call]);
+        assert!(messages(None, &told).is_ok());
+        unknown.sort();
+        assert_eq!(unknown, ["input[0].content[0].index", "input[0].volume", "input[1].caller", "input[1].namespace"]);
     }
 }
