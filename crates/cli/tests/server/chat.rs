@@ -268,6 +268,24 @@ fn calls_that_are_cut_are_no_content_in_streams_and_whole_answers() {
     assert!(begun > 0, "no call began within 40 tokens");
 }
 
+/// Also where it looks like a call of one of the tools.
+#[test]
+fn what_has_a_form_of_its_own_is_content() {
+    let folder = with_calls();
+    let server = Server::start(&["--model", folder.path().to_str().unwrap(), "--tool_call_parser", "llama3_json"]);
+    let tool = json!({ "type": "function", "function": { "name": "plan" } });
+    let text = "{\"name\": \"plan\", \"parameters\": {}}";
+    let mut body = request(json!({ "tools": [tool], "guided_choice": [text], "max_tokens": 60 }));
+    let choice = server.ok(PATH, &body)["choices"][0].clone();
+    assert_eq!(choice["message"]["content"], text, "{choice}");
+    assert!(choice["message"].get("tool_calls").is_none(), "{choice}");
+    // And of what is cut there is as much as there is.
+    body["max_tokens"] = 12.into();
+    let choice = server.ok(PATH, &body)["choices"][0].clone();
+    let content = choice["message"]["content"].as_str().unwrap();
+    assert!(!content.is_empty() && text.starts_with(content), "{choice}");
+}
+
 #[test]
 fn strict_functions_hold_when_the_model_calls_of_itself() {
     let folder = with_calls();
