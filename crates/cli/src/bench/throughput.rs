@@ -70,6 +70,10 @@ pub struct Throughput {
     json: bool,
 }
 
+fn is_one(count: &usize) -> bool {
+    *count == 1
+}
+
 /// Longest prompt, answer or context: far over any model's.
 const MOST: i64 = 1 << 24;
 
@@ -82,6 +86,9 @@ struct Report<'a> {
     precision: Precision,
     threads: usize,
     device: String,
+    /// Devices that computed the model together; bytes and operations of a step are those of each.
+    #[serde(skip_serializing_if = "is_one")]
+    tensor_parallel_size: usize,
     instruction_set: &'static str,
     #[serde(flatten)]
     workload: Workload,
@@ -137,13 +144,19 @@ impl Throughput {
         let path = model::resolve(&self.model.model)?;
         let placement = plugins::place(&self.place, model::file_bytes(&path))?;
         let threads = self.place.threads.map_or_else(qwen_hal::available_threads, |n| n as usize);
+        let ranks = placement.ranks().count();
+        // This machine's limits are not those of several devices.
+        let measures_limits = !self.no_limits && ranks == 1;
         // The probe's memory must not count as the model's.
         let mut probes: Vec<Limits> = Vec::new();
-        if !self.no_limits && reset_peak() {
+        if measures_limits && reset_peak() {
             probes.extend(limits::measure(threads));
         }
         let resettable = reset_peak();
-        let name = placement.device.info().name.clone();
+        let name = match (ranks, &placement.device.info().name) {
+            (1, name) => name.clone(),
+            (ranks, name) => format!("{ranks} x {name}"),
+        };
         let start = Instant::now();
         let mut loaded = self.load(&path, placement, &workload)?;
         let load_seconds = start.elapsed().as_secs_f64();
@@ -156,7 +169,7 @@ impl Throughput {
         let prefill = bench.prefill(of_prefill)?;
         let decode = bench.decode(of_decode)?;
         let peak = peak_resident_bytes().filter(|_| resettable || probes.is_empty());
-        if !self.no_limits {
+        if measures_limits {
             probes.extend(limits::measure(threads));
         }
         let median = Limits::median(&probes);
@@ -171,6 +184,7 @@ impl Throughput {
             precision: self.precision,
             threads,
             device: name,
+            tensor_parallel_size: ranks,
             instruction_set: qwen_cpu::isa::Isa::current().name(),
             workload,
             prefill: part(prefill, of_prefill),
@@ -287,6 +301,12 @@ impl Report<'_> {
             printable(&self.device)
         )?;
         writeln!(out, "{DIM}batch {batch}, depth {depth}, median of {repetitions}, lowest to highest{DIM:#}")?;
+        if self.tensor_parallel_size > 1 {
+            writeln!(
+                out,
+                "{DIM}what a step reads and computes is told of each device; this machine's limits are not theirs{DIM:#}"
+            )?;
+        }
         if let Some(part) = &self.prefill {
             part.print(&mut out, &format!("prefill {}", self.workload.prompt))?;
         }
