@@ -321,4 +321,16 @@ fn a_bench_runs_on_a_plugin() {
     let arguments = ["throughput", "--model", "models/qwen2", "-p", "8", "-n", "4", "-r", "1", "--no-limits", "--json"];
     let found = json(&mut with(qwen_bench(), &folder, &[&arguments[..], &["--device", "sim:gcu-s60"]].concat()));
     assert!(found["device"].as_str().unwrap().ends_with("(simulated)"), "{found}");
+    assert!(found["tensor_parallel_size"].is_null(), "{found}");
+}
+
+#[test]
+fn a_bench_of_a_group_says_so_and_knows_no_limits_of_it() {
+    let folder = plugins();
+    let group = ["--device", "sim:ascend910b:0,1", "--tensor-parallel-size", "2"];
+    let arguments = ["throughput", "--model", "models/qwen2", "-p", "8", "-n", "4", "-r", "1", "--json"];
+    let found = json(&mut with(qwen_bench(), &folder, &[&arguments[..], &group].concat()));
+    assert!(found["device"].as_str().unwrap().starts_with("2 x "), "{found}");
+    assert_eq!(found["tensor_parallel_size"], 2);
+    assert!(found["limits"].is_null() && found["prefill"]["share_of_limit"].is_null(), "{found}");
 }
