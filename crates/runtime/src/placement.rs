@@ -62,6 +62,17 @@ impl Placement {
         std::iter::once(&self.device).chain(&self.peers)
     }
 
+    /// Name for people of so many devices of a group.
+    #[must_use]
+    pub fn title<'a>(devices: impl IntoIterator<Item = &'a Device>) -> String {
+        let mut names = devices.into_iter().map(|device| device.info().name.as_str());
+        let first = names.next().unwrap_or_default();
+        match names.count() {
+            0 => first.to_owned(),
+            others => format!("{} x {first}", others + 1),
+        }
+    }
+
     /// The device and the one that helps out, in the order of [`Side`].
     pub(crate) fn devices(&self) -> Vec<Device> {
         self.of_rank(&self.device)

@@ -138,20 +138,19 @@ pub(crate) async fn prompts(
     limit: usize,
     options: EncodeOptions,
 ) -> Result<Vec<Vec<u32>>, ApiError> {
-    let wrong = |message: &str| ApiError::invalid(param, format!("{param}: expected {message}"));
+    let wrong = |param: &str, message: &str| ApiError::invalid(param, format!("{param}: expected {message}"));
     let ids = |param: &str, list: &[Value]| -> Result<Vec<u32>, ApiError> {
         let ids: Option<_> = list.iter().map(|id| id.as_u64()?.try_into().ok()).collect();
-        let expected = "token ids that are whole numbers from 0";
-        ids.ok_or_else(|| ApiError::invalid(param, format!("{param}: expected {expected}")))
+        ids.ok_or_else(|| wrong(param, "token ids that are whole numbers from 0"))
     };
     let list = match value {
         Value::String(text) => return Ok(vec![encode(model, text.clone(), options).await?]),
         Value::Array(list) if list.first().is_some_and(Value::is_number) => return Ok(vec![ids(param, list)?]),
         Value::Array(list) if !list.is_empty() => list,
-        _ => return Err(wrong("a text, a list of texts, token ids, or a list of lists of token ids")),
+        _ => return Err(wrong(param, "a text, a list of texts, token ids, or a list of lists of token ids")),
     };
     if list.len() > limit {
-        return Err(wrong(&format!("at most {limit} texts, found {}; send several requests", list.len())));
+        return Err(wrong(param, &format!("at most {limit} texts, found {}; send several requests", list.len())));
     }
     let mut prompts = Vec::with_capacity(list.len());
     for (i, prompt) in list.iter().enumerate() {
@@ -160,13 +159,7 @@ pub(crate) async fn prompts(
                 encode(model, text.clone(), options).await.map_err(|error| error.of_one(param, i))?
             }
             Value::Array(list) => ids(&format!("{param}[{i}]"), list)?,
-            _ => {
-                let param = format!("{param}[{i}]");
-                return Err(ApiError::invalid(
-                    param.clone(),
-                    format!("{param}: expected a text or a list of token ids"),
-                ));
-            }
+            _ => return Err(wrong(&format!("{param}[{i}]"), "a text or a list of token ids")),
         });
     }
     Ok(prompts)

@@ -5,32 +5,22 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::open;
+use common::{cpu, fixture, open};
 use proptest::prelude::*;
 use qwen_engine::{
     Constraint, Engine, EngineOptions, FinishReason, Fleet, FleetOptions, FleetOutputs, Grammar, GuardOptions,
     Instance, LoadOptions, LoadedModel, Output, Place, Placement, Policy, Pooling, Request, SamplingParams,
     SubmitError, Topology, Trust,
 };
-use qwen_hal::{Device, Host, Plugin, Pool};
+use qwen_hal::Device;
 
 type Options = Vec<(&'static str, String)>;
 
 const MODEL: &str = "models/qwen2";
 const CHIP: &str = "ascend910b";
-
-fn fixture(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(path)
-}
-
-fn cpu() -> Device {
-    let host = Host::new(Arc::new(Pool::new(Some(1))));
-    Plugin::linked(&qwen_cpu::PLUGIN, &host).unwrap().open(0, &[]).unwrap()
-}
 
 fn engine(device: Device, share: f64) -> Engine {
     let options = LoadOptions {
@@ -41,7 +31,7 @@ fn engine(device: Device, share: f64) -> Engine {
         embeddings: true,
         ..LoadOptions::default()
     };
-    let placement = Placement::from(device).with_fallback(cpu());
+    let placement = Placement::from(device).with_fallback(cpu(1));
     let loaded = LoadedModel::load(&fixture(MODEL), placement, &options, &mut |_| {}).unwrap();
     let guard = (share > 0.0).then_some(GuardOptions { share });
     Engine::with_options(loaded, EngineOptions { guard, ..EngineOptions::default() })
@@ -182,7 +172,7 @@ proptest! {
 fn a_lost_device_comes_back_and_gets_requests_again() {
     let fleet = pair(vec![("lost", "400".into())], 0.0);
     assert_eq!(ask(&fleet), undisturbed());
-    until("the loss", || fleet.instances()[0].quarantines == 1);
+    until("the loss", || fleet.instances()[0].quarantines >= 1);
     until("the return", || fleet.instances()[0].trust.is_usable());
     let back = &fleet.instances()[0];
     assert!(back.last_reset.is_some() && back.tests > 0 && back.failed_tests > 0, "{back:?}");

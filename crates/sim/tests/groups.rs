@@ -5,17 +5,15 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::Duration;
 
-use common::open;
+use common::{cpu, divergence, fixture, greedy, logits, open};
 use proptest::prelude::*;
 use qwen_engine::{
     Engine, Fleet, FleetOptions, FleetOutputs, Instance, LoadOptions, LoadedModel, Output, Place, Placement, Policy,
     Request, SamplingParams, Topology,
 };
-use qwen_hal::{Device, Host, Plugin, Pool};
 
 const CHIP: &str = "ascend910b";
 /// Model, and the sizes of groups that it can be split among.
@@ -32,15 +30,6 @@ const MODELS: &[(&str, &[usize])] = &[
     ("gguf/deepseek2-v3-split.gguf", &[2]),
 ];
 
-fn fixture(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(path)
-}
-
-fn cpu() -> Device {
-    let host = Host::new(Arc::new(Pool::new(Some(1))));
-    Plugin::linked(&qwen_cpu::PLUGIN, &host).unwrap().open(0, &[]).unwrap()
-}
-
 /// Ranks of a group, on devices from `first`; the options are the second one's.
 fn group(first: usize, size: usize, options: &[(&str, &str)]) -> Placement {
     let plugin = common::plugin();
@@ -50,7 +39,7 @@ fn group(first: usize, size: usize, options: &[(&str, &str)]) -> Placement {
         open(&plugin, CHIP, (first + rank) % 2, if rank == 1 { options } else { calm })
     };
     let mut devices = (0..size).map(device);
-    let placement = Placement::from(devices.next().unwrap()).with_fallback(cpu());
+    let placement = Placement::from(devices.next().unwrap()).with_fallback(cpu(1));
     placement.with_peers(devices.collect())
 }
 
@@ -63,42 +52,11 @@ fn exact() -> LoadOptions {
     LoadOptions { policy: Policy::Exact, max_seq_len: Some(128), ..LoadOptions::default() }
 }
 
-fn logits(engine: &mut Engine, tokens: &[u32], decode: bool) -> Vec<Vec<f32>> {
-    let mut rows = Vec::new();
-    engine.logits(tokens, decode, &mut |row| rows.push(row.to_vec())).unwrap();
-    rows
-}
-
-fn greedy(engine: &mut Engine, tokens: &[u32], count: u32) -> Vec<u32> {
-    let sampling =
-        SamplingParams { temperature: 0.0, max_tokens: count, ignore_eos: true, ..SamplingParams::default() };
-    engine.submit(Request::new(tokens.to_vec(), sampling)).unwrap();
-    let mut said = Vec::new();
-    while engine.has_work() {
-        said.extend(engine.step().iter().filter_map(|output| output.token));
-    }
-    said
-}
-
-/// Mean divergence of rows of logits, in nats.
-fn divergence(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
-    let log_sum = |row: &[f32]| row.iter().map(|x| f64::from(*x).exp()).sum::<f64>().ln();
-    let row = |a: &[f32], b: &[f32]| {
-        let (norm_a, norm_b) = (log_sum(a), log_sum(b));
-        let term = |(a, b): (&f32, &f32)| {
-            let (a, b) = (f64::from(*a) - norm_a, f64::from(*b) - norm_b);
-            a.exp() * (a - b)
-        };
-        a.iter().zip(b).map(term).sum::<f64>()
-    };
-    a.iter().zip(b).map(|(a, b)| row(a, b)).sum::<f64>() / a.len() as f64
-}
-
 #[test]
 fn a_group_computes_what_one_device_computes() {
     let tokens: Vec<u32> = (1..25).collect();
     for (path, sizes) in MODELS {
-        let mut alone = load(path, cpu(), &exact()).unwrap();
+        let mut alone = load(path, cpu(1), &exact()).unwrap();
         let (expected, said) = (logits(&mut alone, &tokens, false), greedy(&mut alone, &tokens, 8));
         for size in *sizes {
             let mut engine = load(path, group(0, *size, &[("delay_us", "20")]), &exact()).unwrap();
@@ -170,7 +128,7 @@ fn what_cannot_be_is_refused() {
     assert!(blocks.contains("is stored in blocks of"), "{blocks}");
     let scales = refused("models/deepseek_v3_fp8", group(0, 2, &[]));
     assert!(scales.contains("blocks of 128") || scales.contains("split evenly"), "{scales}");
-    let host = refused("models/qwen2", Placement::from(cpu()).with_peers(vec![cpu()]));
+    let host = refused("models/qwen2", Placement::from(cpu(1)).with_peers(vec![cpu(1)]));
     assert!(host.contains("the plugin cpu has no collectives") && host.contains("--tensor-parallel-size"), "{host}");
     let plugin = common::plugin();
     let mixed = Placement::from(open(&plugin, CHIP, 0, &[])).with_peers(vec![open(&plugin, "mlu370", 0, &[])]);

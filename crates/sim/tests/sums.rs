@@ -5,11 +5,10 @@
 mod common;
 
 use std::path::Path;
-use std::sync::Arc;
 
-use common::{open, plugin};
+use common::{cpu, open, plugin};
 use qwen_engine::{Engine, LoadOptions, LoadedModel, PassName, Placement, Policy};
-use qwen_hal::{Device, Host, Plugin, Pool};
+use qwen_hal::Device;
 
 const SHEET: &str = r#"
 format = 1
@@ -28,16 +27,11 @@ f16 = { can = ["store", "convert", "compute", "matrix", "accumulate"], accumulat
 f32 = { can = ["store", "convert", "compute"F32] }
 "#;
 
-fn cpu() -> Device {
-    let host = Host::new(Arc::new(Pool::new(Some(2))));
-    Plugin::linked(&qwen_cpu::PLUGIN, &host).unwrap().open(0, &[]).unwrap()
-}
-
 fn load(device: Device) -> Engine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/llama");
     let options =
         LoadOptions { policy: Policy::Exact, dump_after: Some(PassName::Precision), ..LoadOptions::default() };
-    let placement = Placement::from(device).with_fallback(cpu());
+    let placement = Placement::from(device).with_fallback(cpu(2));
     Engine::new(LoadedModel::load(&path, placement, &options, &mut |_| {}).unwrap())
 }
 
@@ -57,7 +51,7 @@ fn sums_are_widened_where_the_chip_can_and_compensated_where_it_cannot() {
     // SAFETY: the only test of this program, before its first other thread.
     unsafe { std::env::set_var("QWEN_CHIPS", folder.path()) };
     let plugin = plugin();
-    let mut exact = load(cpu());
+    let mut exact = load(cpu(2));
     let expected = logits(&mut exact);
     let difference = |found: &[f32]| found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     let notes = |engine: &Engine| {

@@ -153,10 +153,7 @@ impl Throughput {
             probes.extend(limits::measure(threads));
         }
         let resettable = reset_peak();
-        let name = match (ranks, &placement.device.info().name) {
-            (1, name) => name.clone(),
-            (ranks, name) => format!("{ranks} x {name}"),
-        };
+        let name = Placement::title(placement.ranks());
         let start = Instant::now();
         let mut loaded = self.load(&path, placement, &workload)?;
         let load_seconds = start.elapsed().as_secs_f64();

@@ -72,11 +72,12 @@ pub(super) fn instances(
 ) -> Result<(Vec<Instance>, Rates), CliError> {
     let placer = Arc::new(Placer::new(arguments, model::file_bytes(&common.path))?);
     let (mut instances, mut sources) = (Vec::new(), Rates::new());
+    let twice =
+        |name: &str| CliError::input("--device", "different devices", format!("{name} twice"), "name each device once");
     let mut named = BTreeSet::new();
     for name in arguments.device.each() {
         if name.plugin != plugins::AUTO && !named.insert(name.to_string()) {
-            let help = "name each device once";
-            return Err(CliError::input("--device", "different devices", format!("{name} twice"), help));
+            return Err(twice(&name.to_string()));
         }
     }
     for group in arguments.device.groups(arguments.tensor_parallel_size)? {
@@ -85,8 +86,7 @@ pub(super) fn instances(
         let is_auto = group.only().is_some_and(|name| name.plugin == plugins::AUTO);
         let shown = if is_auto { plugins::name_of(device) } else { group.to_string() };
         if sources.contains_key(&shown) {
-            let help = "name each device once";
-            return Err(CliError::input("--device", "different devices", format!("{shown} twice"), help));
+            return Err(twice(&shown));
         }
         let (rates, source) = rates(device);
         tracing::info!(device = shown, rates = source, "rates that load is compared with");

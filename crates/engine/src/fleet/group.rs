@@ -1,4 +1,4 @@
-//! Devices that compute one model together, as one device of a fleet: what it is called, and how it is.
+//! Devices that compute one model together, as one device of a fleet: of what type it is, and how it is.
 //!
 //! A group is as well as its worst device, as hot as its hottest, and has the memory of all. One device alone is a group of one, of
 //! which everything is its own.
@@ -12,15 +12,6 @@ pub(super) fn kind<'a>(devices: impl Iterator<Item = &'a Device>) -> String {
     match kinds.count() {
         0 => first,
         others => format!("{first} x {}", others + 1),
-    }
-}
-
-/// Name for people.
-pub(super) fn title(devices: &[Device]) -> String {
-    let first = devices.first().map_or("", |device| device.info().name.as_str());
-    match devices.len() {
-        0 | 1 => first.to_owned(),
-        count => format!("{count} x {first}"),
     }
 }
 
@@ -44,7 +35,7 @@ pub(super) fn health(devices: &[Device]) -> Option<Health> {
 
 fn together(a: &Health, b: &Health) -> Health {
     let sum = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
-    let most = |a: Option<f64>, b: Option<f64>| if a.is_some() && b.is_some() { Some(a?.max(b?)) } else { a.or(b) };
+    let most = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
     Health {
         // States are in order of how bad they are.
         state: a.state.max(b.state),

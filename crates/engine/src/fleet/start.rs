@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::supervisor::Supervisor;
 use super::{Build, Condition, Fleet, FleetOptions, Instance, Live, Seat, Shared, Trust, group};
 use crate::stats::EngineStats;
-use crate::{EngineHandle, KnownAnswer};
+use crate::{EngineHandle, KnownAnswer, Placement};
 
 /// Most divergence of a device's known answer from the host's, in nats. Rounding gives less than 0.002 in the mean over
 /// sensible texts; the known sequence is no text and short, so there is room. Garbage is far above.
@@ -104,7 +104,7 @@ impl Fleet {
                 name: made.name,
                 place,
                 kind: made.kind,
-                title: group::title(&devices),
+                title: Placement::title(&devices),
                 hal_kind: device.info().kind,
                 memory_total: group::memory_total(&devices),
                 build: Mutex::new(build),

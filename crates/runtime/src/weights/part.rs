@@ -97,17 +97,18 @@ impl WeightStore {
         wanted: u64,
     ) -> Result<Owned, RuntimeError> {
         let experts = source.tensors.len();
+        let slice = WeightSlice { axis: slice.axis - 1, ..slice };
         let one = WeightDecl {
             name: decl.name.clone(),
             shape: decl.shape.get(1..).unwrap_or_default().to_vec(),
             sources: Vec::new(),
             first_layer: decl.first_layer,
-            slice: Some(WeightSlice { axis: slice.axis - 1, ..slice }),
+            slice: Some(slice),
         };
         let whole = one.whole_shape();
         let bytes = whole.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim));
         let bytes = bytes.and_then(|elements| source.dtype.bytes_for(elements)).unwrap_or(u64::MAX);
-        let runs = Runs::new(&one, &whole, WeightSlice { axis: slice.axis - 1, ..slice }, source.dtype)?;
+        let runs = Runs::new(&one, &whole, slice, source.dtype)?;
         if decl.shape.first() != Some(&(experts as u64)) {
             return Err(RuntimeError::Weight {
                 name: decl.name.clone(),

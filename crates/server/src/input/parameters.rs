@@ -66,19 +66,12 @@ pub fn check<P: Parameters>(body: &mut Map<String, Value>) -> Result<Vec<String>
 /// # Errors
 /// If there is one; the error names it.
 pub fn check_object(at: &str, object: &Map<String, Value>, table: &[Row]) -> Result<(), ApiError> {
-    for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
-        match table.iter().find(|(known, _)| known == name) {
-            Some((_, handling)) => handling.check(&format!("{at}.{name}"), value)?,
-            None => {
-                let used = table.iter().filter(|(_, handling)| *handling == Handling::Used).map(|(known, _)| *known);
-                let expected = used.collect::<Vec<_>>().join(", ");
-                let shown = shown(at, name);
-                let message = format!("{shown} is unknown: expected {expected} here; leave it out");
-                return Err(ApiError::unsupported(shown, message));
-            }
-        }
-    }
-    Ok(())
+    check_entries(at, object, table, |shown| {
+        let used = table.iter().filter(|(_, handling)| *handling == Handling::Used).map(|(known, _)| *known);
+        let expected = used.collect::<Vec<_>>().join(", ");
+        let message = format!("{shown} is unknown: expected {expected} here; leave it out");
+        Err(ApiError::unsupported(shown, message))
+    })
 }
 
 /// Refuses entries of an object that the table refuses. What it does not hold is told; `at` names the object.
@@ -91,18 +84,28 @@ pub fn check_returned(
     table: &[Row],
     unknown: &mut Vec<String>,
 ) -> Result<(), ApiError> {
-    for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
-        match table.iter().find(|(known, _)| known == name) {
-            Some((_, handling)) => handling.check(&format!("{at}.{name}"), value)?,
-            None if unknown.len() < MOST_UNKNOWN => unknown.push(shown(at, name)),
-            None => {}
+    check_entries(at, object, table, |shown| {
+        if unknown.len() < MOST_UNKNOWN {
+            unknown.push(shown);
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
-fn shown(at: &str, name: &str) -> String {
-    format!("{at}.{name}").chars().take(MOST_SHOWN).collect()
+/// What becomes of each entry, and by `others` of those that the table does not hold.
+fn check_entries(
+    at: &str,
+    object: &Map<String, Value>,
+    table: &[Row],
+    mut others: impl FnMut(String) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
+    object.iter().filter(|(_, value)| !value.is_null()).try_for_each(|(name, value)| {
+        let param = format!("{at}.{name}");
+        match table.iter().find(|(known, _)| known == name) {
+            Some((_, handling)) => handling.check(&param, value),
+            None => others(param.chars().take(MOST_SHOWN).collect()),
+        }
+    })
 }
 
 impl Handling {
