@@ -285,7 +285,9 @@ fn main() {
             (DType::IQ4_XS, Compute::I8G32),
             (DType::Q5_0, Compute::I8G32),
             (DType::Q4_0, Compute::F32),
+            (DType::Q4_1, Compute::F32),
             (DType::BF16, Compute::F32),
+            (DType::BF16, Compute::Bf16),
             (DType::F16, Compute::F32),
             (DType::F32, Compute::F32),
         ];

@@ -121,6 +121,11 @@ impl Gemm {
         (rounded, gemm::block_rows(way, &pairs))
     }
 
+    /// Whether activations are rounded to bfloat16.
+    pub(super) fn rounds_to_bf16(&self) -> bool {
+        self.weights.iter().any(|weight| gemm::rounds_to_bf16(&weight.layout, weight.compute))
+    }
+
     fn weight(&self, input: usize) -> Result<&Weight, Failure> {
         let packed = self.weights.iter().find(|weight| weight.input == input && weight.layout.packed_bytes() > 0);
         packed.ok_or_else(|| {

@@ -61,6 +61,7 @@ impl Op {
                         way.paths(subgroups).into_iter().map(|(rows, path)| step(rows, path, isa, block)).collect()
                     }
                     (Some(_), false) => vec![(1, "int8_by_expert", format!("{isa}_1x16_16x16_block{block}"))],
+                    (None, _) if gemm.rounds_to_bf16() => vec![(1, "bf16_products", format!("{isa}_block{block}"))],
                     (None, _) => vec![(1, "f32_products", format!("{isa}_block{block}"))],
                 };
                 (gemm.deciding_rows(), steps)

@@ -3,8 +3,9 @@
 //!
 //! Policy says how much error the logits may take, [`CONTRIBUTIONS`] what each input costs if it is rounded to 8 bits. The
 //! balanced policy takes one 8-bit term, and a second for groups with a spike; nodes of high sensitivity that nobody measured have two
-//! terms throughout, and so have the inputs that cost most, until the predicted sum of the others is within the budget. Routers and
-//! gates of shared experts are f32 whatever the policy: a wrong expert is not a small error.
+//! terms throughout, and so have the inputs that cost most, until the predicted sum of the others is within the budget. Inputs of
+//! bfloat16 weights are rounded to bfloat16, which costs a tenth of what 8 bits do. Routers and gates of shared experts are f32
+//! whatever the policy: a wrong expert is not a small error.
 //!
 //! A device may sum products in half precision. Where the worst error of that breaks an op's class, the pass asks for float32 sums,
 //! or else for sums that are added to a float32 one every so many products ([`Sums`]); what then is refused too, another device
@@ -127,7 +128,7 @@ fn collect(graph: &mut Graph, policy: Policy) -> Vec<Segment> {
                     _ if matches!(role, Role::Router | Role::SharedGate) => Compute::F32,
                     Policy::Exact => Compute::F32,
                     Policy::Fast if quantised && tolerance >= Tolerance::Loose => Compute::I8G32,
-                    Policy::Fast if narrow && tolerance >= Tolerance::Normal => Compute::Bf16,
+                    Policy::Fast | Policy::Balanced if narrow && tolerance >= Tolerance::Normal => Compute::Bf16,
                     Policy::Balanced if quantised && tolerance >= Tolerance::Normal => {
                         let unknown = sensitivity == Sensitivity::High && measured_as(role).is_none();
                         if unknown || tolerance < Tolerance::Loose { Compute::I8x2G32 } else { Compute::I8sG32 }
@@ -188,7 +189,7 @@ fn settle(
 ) -> Result<(), IrError> {
     let wanted = graph.node(node).attributes.compute.clone();
     let uniform = |from: &[Compute], to: Compute| {
-        from.iter().map(|c| if *c == Compute::F32 { *c } else { to }).collect::<Vec<_>>()
+        from.iter().map(|c| if matches!(c, Compute::F32 | Compute::Bf16) { *c } else { to }).collect::<Vec<_>>()
     };
     // Forms of one segment that another lacks may cost a device its joined kernel: try the widest 8-bit form for all.
     let attempts = [wanted.clone(), uniform(&wanted, Compute::I8x2G32), vec![Compute::F32; wanted.len()]];

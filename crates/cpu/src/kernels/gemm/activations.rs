@@ -341,7 +341,7 @@ fn store_group(
 
 /// The sum of 16 or 32 values: for each 16 those 8 apart, then 4, 2, 1.
 #[inline(always)]
-fn tree_sum(values: &[f32]) -> f32 {
+pub(super) fn tree_sum(values: &[f32]) -> f32 {
     let mut sums = values.as_chunks::<16>().0.iter().map(|chunk| {
         let mut lanes = *chunk;
         for half in [8, 4, 2, 1] {

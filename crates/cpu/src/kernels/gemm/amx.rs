@@ -16,7 +16,8 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use super::activations::{Format, padded_rows};
-use super::avx512::{tile_of, unroll};
+use super::avx512::tile_of;
+use super::unroll::unroll;
 use super::wide::{Ask, RUNS, Tiles, WideGroup};
 
 /// Rows of a tile register.

@@ -16,6 +16,7 @@ use std::arch::x86_64::*;
 use qwen_formats::DType;
 
 use super::activations::Format;
+use super::exact::exact_entry;
 use super::few::few_rows_entry;
 use super::form::PANEL;
 use super::sources::{Source, gemv_entry, unpack_entry, with_source};
@@ -160,6 +161,7 @@ struct Rows8(__m256i);
 unpack_entry!(Rows8, "avx2,fma,f16c");
 few_rows_entry!(Rows8, "avx2,fma,f16c");
 gemv_entry!(Rows8, "avx2,fma,f16c");
+exact_entry!(Rows8, "avx2,fma,f16c");
 
 /// A method's body. SAFETY: the trait's callers have the instructions and valid pointers.
 macro_rules! vector {
@@ -252,6 +254,15 @@ impl Vector for Rows8 {
     #[inline(always)]
     unsafe fn halves(p: *const u8) -> Self {
         vector!(Self(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn signed_bytes_to_floats(self) -> [__m256; 4] {
+        vector! {
+            let first = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(self.0)));
+            let second = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(_mm256_slli_epi32::<16>(self.0)));
+            let third = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(_mm256_slli_epi32::<8>(self.0)));
+            [first, second, third, _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(self.0))]
+        }
     }
     #[inline(always)]
     unsafe fn half(p: *const u8) -> __m256 {

@@ -14,24 +14,12 @@ use std::arch::x86_64::*;
 use qwen_formats::DType;
 
 use super::activations::Format;
+use super::exact::exact_entry;
 use super::few::few_rows_entry;
 use super::sources::{gemv_entry, unpack_entry};
+use super::unroll::unroll;
 use super::vector::Vector;
 use super::wide::{Ask, RUNS, WideGroup};
-
-/// The body for each row of a tile. A loop of sixteen would not be unrolled, and its accumulators would live in memory.
-macro_rules! unroll {
-    ($t:ident < $w:ident, $body:block) => {
-        unroll!(@ $t $w $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (@ $t:ident $w:tt $body:block $($i:literal)*) => {
-        $(if $i < $w {
-            let $t = $i;
-            $body
-        })*
-    };
-}
-pub(super) use unroll;
 
 /// Calls a `tile` with the format, halves, minima and width as constants, turned so one at a time; the rest are its arguments.
 macro_rules! tile_of {
@@ -143,6 +131,7 @@ struct Rows16(__m512i);
 unpack_entry!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 few_rows_entry!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 gemv_entry!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+exact_entry!(Rows16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 
 /// A method's body. SAFETY: the trait's callers have the instructions and valid pointers.
 macro_rules! vector {
@@ -223,6 +212,15 @@ impl Vector for Rows16 {
     #[inline(always)]
     unsafe fn halves(p: *const u8) -> Self {
         vector!(Self(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn signed_bytes_to_floats(self) -> [__m512; 4] {
+        vector! {
+            let first = _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(self.0)));
+            let second = _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<16>(self.0)));
+            let third = _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<8>(self.0)));
+            [first, second, third, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(self.0))]
+        }
     }
     #[inline(always)]
     unsafe fn half(p: *const u8) -> __m512 {

@@ -6,7 +6,9 @@
 use super::activations::{
     Format, MAX_WIDTH, Seconds, Term, count_groups, find_spikes, round_spikes, round_tile, set_words, tiles,
 };
+use super::bf16;
 use super::epilogue::{self, Store};
+use super::exact;
 use super::experts::{Block, active, blocks, max_slots};
 use super::form::PANEL;
 use super::panel::{CHUNK, Job, Mode, Spiked, Terms, Worker};
@@ -48,6 +50,10 @@ pub(super) struct Scratch {
     pub(super) block: usize,
     wide_groups: usize,
     values: usize,
+    /// Values of a row that is rounded to bfloat16, 0 if none is.
+    bf16: usize,
+    /// Words of a row in tiles of f32 values, 0 if there are none.
+    floats: usize,
 }
 
 impl Scratch {
@@ -59,7 +65,7 @@ impl Scratch {
         threads: usize,
     ) -> Self {
         let mut formats = [None; Format::COUNT];
-        let (mut k, mut wide_groups, mut values, mut row_bytes) = (0, 0, 0, 1);
+        let (mut k, mut wide_groups, mut values, mut bf16, mut floats, mut row_bytes) = (0, 0, 0, 0, 0, 1);
         for (layout, compute) in segments {
             k = layout.k();
             match Mode::of(&layout, compute) {
@@ -75,10 +81,20 @@ impl Scratch {
                     row_bytes = row_bytes.max(4 * k);
                 }
                 Mode::InPlace(_) => row_bytes = row_bytes.max(4 * k),
+                Mode::Exact(_) => {
+                    floats = exact::row_words(k);
+                    wide_groups = 2 * CHUNK;
+                    row_bytes = row_bytes.max(4 * floats);
+                }
+                Mode::Bf16 => {
+                    bf16 = k;
+                    row_bytes = row_bytes.max(2 * bf16);
+                }
             }
         }
         let block = ((way.block_kib << 10) / row_bytes / MAX_WIDTH * MAX_WIDTH).clamp(2 * MAX_WIDTH, MAX_BLOCK);
-        Self { k, threads: threads.max(1), slots: max_slots(rows, experts), formats, block, wide_groups, values }
+        let slots = max_slots(rows, experts);
+        Self { k, threads: threads.max(1), slots, formats, block, wide_groups, values, bf16, floats }
     }
 
     /// Words of all rows in a format.
@@ -106,7 +122,9 @@ impl Scratch {
         let worker = 2 * piece_bytes::<f32>(self.acc())
             + piece_bytes::<WideGroup>(self.wide_groups)
             + piece_bytes::<f32>(self.values);
-        ALIGN + words.sum::<usize>() + spikes + self.threads * worker
+        let bf16 = piece_bytes::<u16>(self.slots.saturating_mul(self.bf16));
+        let floats = piece_bytes::<f32>(self.slots.saturating_mul(self.floats));
+        ALIGN + words.sum::<usize>() + bf16 + floats + spikes + self.threads * worker
     }
 }
 
@@ -129,6 +147,10 @@ struct Words<'a> {
     /// Second terms of rows and groups with a spike, from each block's first slot on.
     spiked: [&'a [u32]; Format::COUNT],
     spikes: Spikes<'a>,
+    /// Rows rounded to bfloat16.
+    bf16: &'a [u16],
+    /// Tiles of f32 values.
+    floats: &'a [f32],
 }
 
 /// Where spikes are.
@@ -216,6 +238,12 @@ impl<'a> Problem<'a> {
                 words.spiked[index] =
                     self.round_spikes(parallel, format, scratch.block, words.spikes, cutter.take(count)?);
             }
+        }
+        if scratch.bf16 > 0 {
+            words.bf16 = self.round_bf16(parallel, cutter.take(scratch.slots * scratch.bf16)?);
+        }
+        if scratch.floats > 0 {
+            words.floats = self.tile_floats(parallel, cutter.take(scratch.slots * scratch.floats)?);
         }
         let threads = scratch.threads;
         let acc0 = SharedMut::new(cutter.take(threads * scratch.acc())?);
@@ -378,15 +406,45 @@ impl<'a> Problem<'a> {
         let row_words = format.row_words(self.x.cols);
         let shared = SharedMut::new(words);
         self.each(parallel, &self.tiles(), &|tile| {
-            let mut rows = [&[][..]; MAX_WIDTH];
-            for (i, row) in rows.iter_mut().enumerate().take(tile.count) {
-                *row = self.x.row(self.source_row(tile.first_row + i));
-            }
             // SAFETY: each tile is one task's.
             let words = unsafe { shared.range(tile.slot * row_words, tile.width * row_words) };
-            round_tile(self.way.isa, format, term, &rows[..tile.count], tile.width, words);
+            round_tile(self.way.isa, format, term, &self.rows_of(tile)[..tile.count], tile.width, words);
         });
         words
+    }
+
+    fn rows_of(&self, tile: RowTile) -> [&'a [f32]; MAX_WIDTH] {
+        let mut rows = [&[][..]; MAX_WIDTH];
+        for (i, row) in rows.iter_mut().enumerate().take(tile.count) {
+            *row = self.x.row(self.source_row(tile.first_row + i));
+        }
+        rows
+    }
+
+    /// Lays all rows out as tiles of f32 values; gives them back.
+    fn tile_floats<'w>(&self, parallel: &dyn Parallel, words: &'w mut [f32]) -> &'w [f32] {
+        let row_words = exact::row_words(self.x.cols);
+        let shared = SharedMut::new(words);
+        self.each(parallel, &self.tiles(), &|tile| {
+            // SAFETY: each tile is one task's.
+            let words = unsafe { shared.range(tile.slot * row_words, tile.width * row_words) };
+            exact::fill_tile(&self.rows_of(tile)[..tile.count], tile.width, words);
+        });
+        words
+    }
+
+    /// Rounds all rows to bfloat16; gives them back.
+    fn round_bf16<'w>(&self, parallel: &dyn Parallel, rounded: &'w mut [u16]) -> &'w [u16] {
+        let k = self.x.cols;
+        let shared = SharedMut::new(rounded);
+        self.each(parallel, &self.tiles(), &|tile| {
+            // SAFETY: each tile is one task's.
+            let rounded = unsafe { shared.range(tile.slot * k, tile.count * k) };
+            for (i, rounded) in rounded.chunks_exact_mut(k).enumerate() {
+                bf16::round(self.way.isa, self.x.row(self.source_row(tile.first_row + i)), rounded);
+            }
+        });
+        rounded
     }
 
     /// Fills tiles with the second terms of rows with a spike, in the groups that any row of the block has one in.
@@ -499,8 +557,14 @@ impl<'a> Problem<'a> {
             Mode::Rounded(_, format, seconds) => words.terms(format, seconds, segment.layout.k(), block),
             _ => Default::default(),
         };
+        let (mut bf16, mut floats) = (&[][..], &[][..]);
+        match mode {
+            Mode::Bf16 => bf16 = &words.bf16[block.first_slot * self.x.cols..],
+            Mode::Exact(_) => floats = &words.floats[block.first_slot * exact::row_words(self.x.cols)..],
+            _ => {}
+        }
         let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
-        let job = Job { way: self.way, segment, mode, panel, block, terms, spiked, tokens: &tokens };
+        let job = Job { way: self.way, segment, mode, panel, block, terms, bf16, floats, spiked, tokens: &tokens };
         // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
         unsafe { job.run(worker, side) };
     }

@@ -177,38 +177,14 @@ impl Form {
         let blocks = packed.chunks_exact(self.packed_block_bytes());
         for (block, wide) in blocks.zip(wide.chunks_exact_mut(self.groups())) {
             for (group, wide) in wide.iter_mut().enumerate() {
-                self.widen(block, group, true, wide);
+                self.widen(block, group, wide);
             }
         }
     }
 
-    /// The values of a panel, row by row, as the file's decoder gives them.
-    pub(super) fn values(&self, panel: &[u8], values: &mut [f32]) {
-        let k = values.len() / PANEL;
-        let mut wide = WideGroup::ZERO;
-        let centre = if self.has_min { i16::from(self.centre) } else { 0 };
-        for (i, block) in panel.chunks_exact(self.packed_block_bytes()).enumerate() {
-            for group in 0..self.groups() {
-                self.widen(block, group, false, &mut wide);
-                let first = i * self.block_len() + group * GROUP;
-                for (row, values) in values.chunks_exact_mut(k).enumerate() {
-                    for (input, value) in values[first..first + GROUP].iter_mut().enumerate() {
-                        let half = if self.halves == 2 { input / 16 } else { 0 };
-                        let code = i16::from(wide.codes[input / 4][row][input % 4]) - 128 + centre;
-                        *value = wide.scale[half][row] * f32::from(code);
-                        if self.has_min {
-                            *value += wide.min[half][row];
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Group `group` of a packed block in the form that all types share. With `centred`, minima hold for codes minus the
-    /// centre (what [`WideGroup`] means); without, for codes as the file has them.
+    /// Group `group` of a packed block in the form that all types share.
     #[inline(always)]
-    fn widen(&self, block: &[u8], group: usize, centred: bool, wide: &mut WideGroup) {
+    fn widen(&self, block: &[u8], group: usize, wide: &mut WideGroup) {
         let (header, codes) = block.split_at(self.header_bytes());
         let codes = &codes[group * self.group_bytes()..][..self.group_bytes()];
         for (run, vector) in wide.codes.iter_mut().enumerate() {
@@ -231,7 +207,7 @@ impl Form {
                 };
             }
         }
-        let centre = if centred && self.has_min { f32::from(self.centre) } else { 0.0 };
+        let centre = if self.has_min { f32::from(self.centre) } else { 0.0 };
         let header = Header { bytes: header, halves: self.half_fields.len() };
         for half in 0..self.halves {
             for row in 0..PANEL {

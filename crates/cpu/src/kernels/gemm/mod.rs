@@ -16,7 +16,8 @@
 //! | `driver` | sharing work over threads, from panel to output |
 //! | `scalar`, `neon`, `avx2`, `avx512`, `amx` | integer products |
 //! | `vector`, `sources`, `few` | unpacking, products of one row and of a few rows for any vector register |
-//! | `float` | f32 products |
+//! | `exact` | products of quantised weights with f32 |
+//! | `float`, `bf16` | products of plain floats: with f32, and of bfloat16 pairs |
 //! | `epilogue` | bias, GLU, residual |
 
 mod activations;
@@ -30,8 +31,10 @@ mod avx2_round;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_round;
+mod bf16;
 mod driver;
 mod epilogue;
+mod exact;
 mod experts;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod few;
@@ -45,6 +48,7 @@ mod scalar;
 pub(super) mod shares;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod sources;
+mod unroll;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
 mod way;
@@ -68,7 +72,7 @@ const OP: &str = "gemm";
 /// Most weights that share an input in one call.
 pub const MAX_SEGMENTS: usize = 16;
 
-/// How products are formed. Weights that are plain floats are always multiplied as f32.
+/// How products are formed. Plain floats know two forms: bfloat16 weights with [`Compute::Bf16`], and f32 for all else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Compute {
     /// f32 products of exact weights.
@@ -81,7 +85,7 @@ pub enum Compute {
     I8X2G32,
     /// As `I8X2G32` for groups with a spike, else as `I8G32`.
     I8SG32,
-    /// Activations rounded to bfloat16; today as F32, which is more exact.
+    /// Activations rounded to bfloat16, for bfloat16 weights; as F32 for others, which is more exact.
     Bf16,
 }
 
@@ -182,6 +186,12 @@ pub fn rounded_subgroups(layout: &WeightLayout, compute: Compute) -> Option<usiz
         panel::Mode::Rounded(_, format, _) => Some(format.subs),
         _ => None,
     }
+}
+
+/// Whether activations are rounded to bfloat16 for a weight.
+#[must_use]
+pub fn rounds_to_bf16(layout: &WeightLayout, compute: Compute) -> bool {
+    panel::Mode::of(layout, compute) == panel::Mode::Bf16
 }
 
 /// Rows of a block of these weights.

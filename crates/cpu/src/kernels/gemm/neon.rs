@@ -367,6 +367,12 @@ pub(super) unsafe fn few_rows(
     }
 }
 
+/// Adds the products of a packed panel with a tile of f32 values to `acc`.
+pub(super) fn exact(dtype: DType, panel: &[u8], width: usize, words: &[f32], acc: &mut [f32]) {
+    // SAFETY: every processor of this architecture has the instructions.
+    unsafe { by_smull::exact(dtype, panel, width, words, acc) }
+}
+
 /// Products of one row and of a few with dot products.
 mod by_sdot {
     use super::super::few::few_rows_entry;
@@ -379,6 +385,7 @@ mod by_sdot {
 
 /// The same without, and unpacking.
 mod by_smull {
+    use super::super::exact::exact_entry;
     use super::super::few::few_rows_entry;
     use super::super::sources::{gemv_entry, unpack_entry};
     use super::{DType, Format, Rows4, Smull, WideGroup};
@@ -386,6 +393,7 @@ mod by_smull {
     unpack_entry!(Rows4<Smull>, "neon");
     few_rows_entry!(Rows4<Smull>, "neon");
     gemv_entry!(Rows4<Smull>, "neon");
+    exact_entry!(Rows4<Smull>, "neon");
 }
 
 /// Four rows.
@@ -487,6 +495,16 @@ impl<D: Dot> Vector for Rows4<D> {
     #[inline(always)]
     unsafe fn halves(p: *const u8) -> Self {
         vector!(Self::of(vmovl_u16(vld1_u16(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn signed_bytes_to_floats(self) -> [float32x4_t; 4] {
+        vector! {
+            let all = vreinterpretq_s32_u32(self.0);
+            let first = vcvtq_f32_s32(vshrq_n_s32::<24>(vshlq_n_s32::<24>(all)));
+            let second = vcvtq_f32_s32(vshrq_n_s32::<24>(vshlq_n_s32::<16>(all)));
+            let third = vcvtq_f32_s32(vshrq_n_s32::<24>(vshlq_n_s32::<8>(all)));
+            [first, second, third, vcvtq_f32_s32(vshrq_n_s32::<24>(all))]
+        }
     }
     #[inline(always)]
     unsafe fn half(p: *const u8) -> float32x4_t {

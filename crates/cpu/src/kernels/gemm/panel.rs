@@ -3,6 +3,8 @@
 use qwen_formats::blocks;
 
 use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, tile_width, tiles};
+use super::bf16;
+use super::exact;
 use super::experts::Block;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
@@ -19,6 +21,10 @@ pub(super) const CHUNK: usize = 18;
 pub(super) enum Mode {
     /// f32 products, weights read in place.
     InPlace(Plain),
+    /// Products of bfloat16 pairs, weights read in place.
+    Bf16,
+    /// f32 products, straight from the packed form.
+    Exact(Form),
     /// f32 products, the panel widened to f32 before.
     Widened,
     /// Integer products.
@@ -29,12 +35,13 @@ impl Mode {
     pub(super) const fn of(layout: &WeightLayout, compute: Compute) -> Self {
         let Some(form) = layout.form() else {
             return match (Plain::of(layout.dtype()), layout.block()) {
+                (Some(Plain::Bf16), None) if matches!(compute, Compute::Bf16) => Self::Bf16,
                 (Some(plain), None) => Self::InPlace(plain),
                 _ => Self::Widened,
             };
         };
         let (group, seconds) = match compute {
-            Compute::F32 | Compute::Bf16 => return Self::Widened,
+            Compute::F32 | Compute::Bf16 => return Self::Exact(form),
             Compute::I8G32 => (32, Seconds::None),
             Compute::I8G16 => (16, Seconds::None),
             Compute::I8X2G32 => (32, Seconds::All),
@@ -84,6 +91,10 @@ pub(super) struct Job<'a> {
     pub(super) block: Block,
     /// First terms of the block's rows, and second terms; empty for f32 products.
     pub(super) terms: [Terms<'a>; 2],
+    /// The block's rows as bfloat16, where the weight wants them so.
+    pub(super) bf16: &'a [u16],
+    /// The block's rows as tiles of f32 values, where the weight wants them so.
+    pub(super) floats: &'a [f32],
     /// Where second terms are; absent: everywhere.
     pub(super) spiked: Option<Spiked<'a>>,
     /// Address of the activations of the block's `i`-th row.
@@ -111,6 +122,13 @@ impl Job<'_> {
                 // SAFETY: the caller's promise.
                 unsafe { self.float(plain, self.panel_bytes(), acc) };
             }
+            Mode::Bf16 => {
+                let k = self.segment.layout.k();
+                let token = |i: usize| self.bf16[i * k..][..k].as_ptr().cast();
+                // SAFETY: a slice of a row's values.
+                unsafe { bf16::panel(self.float_panel(self.panel_bytes(), &token, acc)) };
+            }
+            Mode::Exact(form) => self.exact(form, wide, acc),
             Mode::Widened => {
                 let bytes = self.widen(values);
                 // SAFETY: the caller's promise.
@@ -123,17 +141,37 @@ impl Job<'_> {
     /// # Safety
     /// As [`run`](Self::run).
     unsafe fn float(&self, plain: Plain, weights: &[u8], acc: &mut [f32]) {
-        let panel = float::Panel {
-            isa: self.way.isa,
-            plain,
-            weights,
-            k: self.segment.layout.k(),
-            tokens: self.tokens,
-            num_tokens: self.block.rows,
-            acc,
-        };
+        let token = |i: usize| (self.tokens)(i).cast();
         // SAFETY: the caller's promise.
-        unsafe { float::panel(panel) };
+        unsafe { float::panel(plain, self.float_panel(weights, &token, acc)) };
+    }
+
+    fn float_panel<'p>(
+        &self,
+        weights: &'p [u8],
+        tokens: &'p dyn Fn(usize) -> *const u8,
+        acc: &'p mut [f32],
+    ) -> float::Panel<'p> {
+        let (isa, k, num_tokens) = (self.way.isa, self.segment.layout.k(), self.block.rows);
+        float::Panel { isa, weights, k, tokens, num_tokens, acc }
+    }
+
+    /// f32 products of packed weights.
+    fn exact(&self, form: Form, wide: &mut [WideGroup], acc: &mut [f32]) {
+        let row_words = exact::row_words(self.segment.layout.k());
+        acc[..padded_rows(self.block.rows) * PANEL].fill(0.0);
+        for (row, width) in tiles(self.block.rows) {
+            let words = &self.floats[row * row_words..][..width * row_words];
+            exact::multiply(
+                self.way.isa,
+                form,
+                self.panel_bytes(),
+                width,
+                words,
+                wide,
+                &mut acc[row * PANEL..][..width * PANEL],
+            );
+        }
     }
 
     /// The panel's rows as f32, as bytes.
@@ -141,14 +179,10 @@ impl Job<'_> {
         let layout = &self.segment.layout;
         let k = layout.k();
         let rows = PANEL.min(layout.n() - self.panel * PANEL);
-        let values = &mut values[..PANEL * k];
-        if let Some(form) = layout.form() {
-            form.values(self.panel_bytes(), values);
-        } else {
-            let decoded = blocks::dequantize(layout.dtype(), self.panel_bytes(), &mut values[..rows * k]);
-            debug_assert!(decoded.is_ok(), "{decoded:?}");
-            self.scale(values);
-        }
+        let values = &mut values[..rows * k];
+        let decoded = blocks::dequantize(layout.dtype(), self.panel_bytes(), values);
+        debug_assert!(decoded.is_ok(), "{decoded:?}");
+        self.scale(values);
         let bytes = rows * k * size_of::<f32>();
         // SAFETY: the bytes of f32 values, at most the slice.
         unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), bytes) }

@@ -5,6 +5,7 @@ use proptest::sample::select;
 use qwen_formats::{DType, blocks};
 
 use super::form::{Form, PANEL};
+use super::wide::{GROUP, WideGroup};
 use super::*;
 use crate::kernels::testing::{Random, Threads, bits};
 use crate::parallel::Serial;
@@ -159,12 +160,20 @@ fn packing_keeps_every_value() {
         for n in [1, 16, 37] {
             let w = weight(&mut random, dtype, n, k_for(dtype), None);
             let k = w.layout.k();
-            let mut values = vec![0.0; PANEL * k];
+            let mut wide = vec![WideGroup::ZERO; k / GROUP];
             for (panel, expected) in w.bytes.chunks_exact(PANEL * w.layout.row_bytes()).zip(w.values.chunks(PANEL * k))
             {
-                form.values(panel, &mut values);
-                // Zeros may differ in sign where a type has no minimum.
-                assert!(values.iter().zip(expected).all(|(a, b)| a == b), "{dtype} {n}");
+                form.unpack(panel, &mut wide);
+                for (i, expected) in expected.iter().enumerate() {
+                    let (row, input) = (i / k, i % k);
+                    let group = &wide[input / GROUP];
+                    let half = if form.halves == 2 { input % GROUP / 16 } else { 0 };
+                    let code = f32::from(group.codes[input % GROUP / 4][row][input % 4]) - 128.0;
+                    let value = group.scale[half][row].mul_add(code, group.min[half][row]);
+                    // A minimum is for codes minus their centre here, which rounds once more.
+                    let error = if form.has_min { 1e-6 * group.min[half][row].abs() } else { 0.0 };
+                    assert!((value - expected).abs() <= error, "{dtype} {n}: {value} and {expected}");
+                }
             }
         }
     }
@@ -229,6 +238,8 @@ fn every_type_and_mode_is_close_to_the_oracle() {
                 (true, Compute::I8G32 | Compute::I8SG32) => 3e-5,
                 (true, Compute::I8G16) => 2.5e-5,
                 (true, Compute::I8X2G32) => 1e-9,
+                // Rounding to eight bits: errors of at most 2^-8 of a power of two, so a third of 2^-16 of its square.
+                (false, Compute::Bf16) if dtype == DType::BF16 => 4e-6,
                 _ => 1e-12,
             };
             for isa in Isa::available() {
@@ -348,11 +359,13 @@ fn float_rows_of_any_length() {
         for (n, k) in [(1, 1), (3, 7), (17, 33), (16, 16), (50, 100), (4, 129)] {
             let w = weight(&mut random, dtype, n, k, None);
             let x = random.values(8 * k, 1.0);
-            let expected = run_on(Isa::Scalar, &Serial, &x, &[w.segment(Compute::F32)], Epilogue::None);
-            assert!(nmse(&expected, &w.oracle(&x)) < 1e-12, "{dtype} {n} x {k}");
-            for isa in Isa::available() {
-                let found = run_on(isa, &Threads(2), &x, &[w.segment(Compute::F32)], Epilogue::None);
-                assert_eq!(bits(&found), bits(&expected), "{dtype} {n} x {k} {}", isa.name());
+            for (compute, limit) in [(Compute::F32, 1e-12), (Compute::Bf16, 1e-5)] {
+                let expected = run_on(Isa::Scalar, &Serial, &x, &[w.segment(compute)], Epilogue::None);
+                assert!(nmse(&expected, &w.oracle(&x)) < limit, "{dtype} {n} x {k}");
+                for isa in Isa::available() {
+                    let found = run_on(isa, &Threads(2), &x, &[w.segment(compute)], Epilogue::None);
+                    assert_eq!(bits(&found), bits(&expected), "{dtype} {compute:?} {n} x {k} {}", isa.name());
+                }
             }
         }
     }

@@ -40,6 +40,9 @@ pub(super) trait Vector: Copy {
     /// One unsigned 16-bit number a row, widened.
     unsafe fn halves(p: *const u8) -> Self;
 
+    /// The four bytes of each lane, signed, as numbers.
+    unsafe fn signed_bytes_to_floats(self) -> [Self::Float; 4];
+
     /// One half-precision number a row.
     unsafe fn half(p: *const u8) -> Self::Float;
     unsafe fn splat(x: f32) -> Self::Float;

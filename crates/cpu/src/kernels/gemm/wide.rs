@@ -22,6 +22,7 @@ pub(super) struct WideGroup {
 }
 
 impl WideGroup {
+    #[cfg(test)]
     pub(super) const ZERO: Self =
         Self { codes: [[[0; 4]; PANEL]; RUNS], scale: [[0.0; PANEL]; 2], min: [[0.0; PANEL]; 2] };
 }

@@ -19,6 +19,8 @@ pub(super) unsafe trait Plain: Copy {}
 // SAFETY: every bit pattern is a value.
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
 unsafe impl Plain for f32 {}
 // SAFETY: arrays of the above without padding.
 unsafe impl Plain for super::wide::WideGroup {}

@@ -183,6 +183,17 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u16) -> [Pair; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let pairs = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(16).cast())];
+            let mask = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+            let first = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
+            let second = |x| _mm256_castsi256_ps(_mm256_and_si256(x, mask));
+            [Pair(first(pairs[0]), first(pairs[1])), Pair(second(pairs[0]), second(pairs[1]))]
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, x: Pair) {
         // SAFETY: the caller's promise.
         unsafe {

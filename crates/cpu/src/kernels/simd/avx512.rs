@@ -148,6 +148,15 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u16) -> [Register; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let pairs = _mm512_loadu_si512(p.cast());
+            let second = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+            [_mm512_slli_epi32::<16>(pairs), second].map(|x| Register(_mm512_castsi512_ps(x)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, x: Register) {
         // The bfloat16 instruction would flush subnormals, so the rounding is done on integers.
         // SAFETY: the caller's promise.
@@ -210,6 +219,25 @@ impl Simd for Avx512 {
             let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+    #[inline(always)]
+    fn reduce_add_four(self, x: [Register; 4]) -> [f32; 4] {
+        // Four vectors become one in two steps, so that few lanes are added in vain.
+        // SAFETY: the token; four values are written.
+        unsafe {
+            let low = |a: Register, b: Register| _mm512_shuffle_f32x4::<0x44>(a.0, b.0);
+            let high = |a: Register, b: Register| _mm512_shuffle_f32x4::<0xee>(a.0, b.0);
+            let first = _mm512_add_ps(low(x[0], x[1]), high(x[0], x[1]));
+            let second = _mm512_add_ps(low(x[2], x[3]), high(x[2], x[3]));
+            let even = _mm512_shuffle_f32x4::<0x88>(first, second);
+            let fours = _mm512_add_ps(even, _mm512_shuffle_f32x4::<0xdd>(first, second));
+            let pairs = _mm512_add_ps(fours, _mm512_permute_ps::<0x4e>(fours));
+            let sums = _mm512_add_ps(pairs, _mm512_permute_ps::<0xb1>(pairs));
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+            let mut all = [0.0; 4];
+            _mm_storeu_ps(all.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(order, sums)));
+            all
         }
     }
     #[inline(always)]

@@ -100,6 +100,11 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `p` is valid for 16 writes.
     unsafe fn store_bf16(self, p: *mut u16, x: Self::V);
+    /// Sixteen pairs of bfloat16 values at `p`: the first of each, and the second.
+    ///
+    /// # Safety
+    /// `p` is valid for 32 reads.
+    unsafe fn load_bf16_pairs(self, p: *const u16) -> [Self::V; 2];
 
     /// a + b
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -119,6 +124,11 @@ pub trait Simd: Copy + Send + Sync {
     fn scale_by_power(self, x: Self::V, n: Self::V) -> Self::V;
     /// The sum of the lanes: lane i + lane i+8, then 4, 2, 1 apart.
     fn reduce_add(self, x: Self::V) -> f32;
+    /// [`Simd::reduce_add`] of each of four vectors.
+    #[inline(always)]
+    fn reduce_add_four(self, x: [Self::V; 4]) -> [f32; 4] {
+        [self.reduce_add(x[0]), self.reduce_add(x[1]), self.reduce_add(x[2]), self.reduce_add(x[3])]
+    }
     /// The largest lane, by [`Simd::max`] in the order of [`Simd::reduce_add`].
     fn reduce_max(self, x: Self::V) -> f32;
     /// Asks for the cache line at `p`, which need not be readable, into the second-level cache.
@@ -216,6 +226,9 @@ mod tests {
                 bits.extend(brain.map(u32::from));
                 bits.extend(s.to_array(back.0).map(f32::to_bits));
                 bits.extend(s.to_array(back.1).map(f32::to_bits));
+                // SAFETY: two arrays of 16.
+                let pairs = unsafe { s.load_bf16_pairs([brain, half].as_flattened().as_ptr()) };
+                bits.extend(pairs.into_iter().flat_map(|x| s.to_array(x).map(f32::to_bits)));
                 bits.push(s.reduce_add(a).to_bits());
                 bits.push(s.reduce_max(a).to_bits());
             }
@@ -224,6 +237,8 @@ mod tests {
                 *row = s.of(*chunk);
             }
             let turned = s.transpose(square);
+            let four = [turned[0], turned[3], turned[15], turned[7]];
+            assert_eq!(s.reduce_add_four(four).map(f32::to_bits), four.map(|x| s.reduce_add(x).to_bits()));
             for (i, row) in turned.into_iter().enumerate() {
                 for (j, value) in s.to_array(row).into_iter().enumerate() {
                     assert_eq!(value.to_bits(), first[j][i].to_bits());

@@ -154,6 +154,16 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u16) -> [Quad; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let part = |i: usize| vreinterpretq_u32_u16(vld1q_u16(p.add(8 * i)));
+            let first = |i: usize| vreinterpretq_f32_u32(vshlq_n_u32::<16>(part(i)));
+            let second = |i: usize| vreinterpretq_f32_u32(vandq_u32(part(i), vdupq_n_u32(0xffff_0000)));
+            [Quad([first(0), first(1), first(2), first(3)]), Quad([second(0), second(1), second(2), second(3)])]
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, x: Quad) {
         // SAFETY: the caller's promise.
         unsafe {

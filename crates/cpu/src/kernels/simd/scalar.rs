@@ -62,6 +62,12 @@ impl Simd for Scalar {
         unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(bf16_to_f32)
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u16) -> [V; 2] {
+        // SAFETY: 32 readable values by the caller's promise.
+        let pairs = unsafe { p.cast::<[[u16; 2]; LANES]>().read_unaligned() };
+        [pairs.map(|pair| bf16_to_f32(pair[0])), pairs.map(|pair| bf16_to_f32(pair[1]))]
+    }
+    #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, x: V) {
         // SAFETY: 16 writable values by the caller's promise.
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(x.map(f32_to_bf16)) };
