@@ -222,3 +222,26 @@ fn a_character_cut_off_at_the_end_is_shown_once() {
     assert_eq!(stream.finish(), "");
     assert_eq!(stream.push(tokenizer, u32::MAX), "");
 }
+
+#[test]
+fn no_text_has_fewer_tokens_than_its_bytes_allow() {
+    let mut bounded = 0;
+    for fixture in fixtures() {
+        for tokenizer in [Tokenizer::from_checkpoint_dir(&fixture.dir).unwrap(), from_gguf(&fixture)] {
+            let token = |id| String::from_utf8(tokenizer.token_bytes(id)).ok();
+            let longest = (0..tokenizer.vocab_size() as u32).filter_map(token).max_by_key(String::len).unwrap();
+            // The last ones: bytes that vocabularies lack, and what composition makes shorter.
+            let texts = [longest.as_str(), "word ", "    ", "\u{4}\u{6}\u{13}", "\u{f1234}", "\u{3b9}\u{308}\u{301}"];
+            let samples = fixture.samples.values().map(|sample| sample.text.clone());
+            for text in samples.chain(texts.iter().map(|text| text.repeat(50))) {
+                for options in [EncodeOptions::TEMPLATE, EncodeOptions::LITERAL] {
+                    let (least, found) =
+                        (tokenizer.least_tokens(&text), tokenizer.encode(&text, options).unwrap().len());
+                    assert!(least <= found, "{}: {least} of {found} in {text:?}", fixture.name);
+                }
+            }
+            bounded += usize::from(tokenizer.least_tokens(&"a".repeat(100_000)) > 0);
+        }
+    }
+    assert!(bounded > 8, "{bounded} vocabularies of bytes");
+}

@@ -113,7 +113,8 @@ impl<'a> GgufVocabulary<'a> {
         let merges = (0..merges.len()).map(|rank| split_merge(rank, merges.get_str(rank))).collect::<Result<_, _>>()?;
         let model = build_bpe(vocab, merges, BpeOptions { ignore_merges: rule.ignore_merges, unknown: None })?;
         let start = Pipeline { normalizer: rule.normalizer(), pre_tokenizer: Some(rule.pre_tokenizer()?) };
-        let parts = Parts { vocabulary, model, alphabet: Alphabet::ByteLevel, start, middle: None, added };
+        let parts =
+            Parts { vocabulary, model, alphabet: Alphabet::ByteLevel, start, middle: None, cuts_only: true, added };
         self.finish(Tokenizer::from_parts(parts)?, rule.add_bos)
     }
 
@@ -134,6 +135,7 @@ impl<'a> GgufVocabulary<'a> {
             alphabet: Alphabet::SentencePiece { strip_leading_space: add_space_prefix },
             start: space_pipeline(add_space_prefix)?,
             middle: Some(space_pipeline(false)?),
+            cuts_only: false,
             added,
         };
         self.finish(Tokenizer::from_parts(parts)?, true)

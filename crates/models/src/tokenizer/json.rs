@@ -22,6 +22,8 @@ use super::{Added, Parts, Pipeline, Tokenizer, TokenizerError};
 const NORMALIZERS: &[&str] = &["Sequence", "NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Strip", "Lowercase"];
 const PRE_TOKENIZERS: &[&str] =
     &["Sequence", "Split", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Whitespace", "WhitespaceSplit"];
+/// Of these, those that leave something out, or put something else in its place.
+const LEAVE_OUT: &[&str] = &["Metaspace", "Whitespace", "WhitespaceSplit"];
 const POST_PROCESSORS: &[&str] =
     &["Sequence", "ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing"];
 
@@ -131,6 +133,9 @@ pub(super) fn read(bytes: &[u8], more: &[AddedEntry]) -> Result<Tokenizer, Token
     check_kinds("normalizer", &document.normalizer, "normalizers", NORMALIZERS)?;
     check_kinds("pre-tokenizer", &document.pre_tokenizer, "pretokenizers", PRE_TOKENIZERS)?;
     let start = pipeline(document.normalizer.clone(), document.pre_tokenizer.clone())?;
+    let leaves_out =
+        |part: &Value| kind_of(part).is_some_and(|kind| LEAVE_OUT.contains(&kind)) || part["behavior"] == "Removed";
+    let cuts_only = !any_part(&document.pre_tokenizer, &leaves_out);
     let middle = if alphabet == Alphabet::ByteLevel {
         None
     } else {
@@ -145,7 +150,7 @@ pub(super) fn read(bytes: &[u8], more: &[AddedEntry]) -> Result<Tokenizer, Token
     let unknown = model.byte_fallback.then(|| model.unk_token.filter(|token| model.vocab.contains_key(token)));
     let merges = model.merges.into_iter().map(|Merge(left, right)| (left, right)).collect();
     let model = build_bpe(model.vocab, merges, BpeOptions { ignore_merges: model.ignore_merges, unknown })?;
-    let mut tokenizer = Tokenizer::from_parts(Parts { vocabulary, model, alphabet, start, middle, added })?;
+    let mut tokenizer = Tokenizer::from_parts(Parts { vocabulary, model, alphabet, start, middle, cuts_only, added })?;
     let (prefix, suffix) = frame(&document.post_processor)?;
     tokenizer.bos = prefix.first().copied();
     tokenizer.set_frame(prefix, suffix)?;

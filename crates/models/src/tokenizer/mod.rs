@@ -83,6 +83,8 @@ struct Parts {
     start: Pipeline,
     /// For text that goes on after a byte that is no text: nothing is put before it.
     middle: Option<Pipeline>,
+    /// Cutting a text into pieces leaves nothing of it out.
+    cuts_only: bool,
     added: Vec<Added>,
 }
 
@@ -102,6 +104,7 @@ pub struct Tokenizer {
     suffix: Vec<u32>,
     bos: Option<u32>,
     eos: BTreeSet<u32>,
+    bound: Option<Bound>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -143,7 +146,8 @@ impl Tokenizer {
     }
 
     fn from_parts(parts: Parts) -> Result<Self, TokenizerError> {
-        let Parts { vocabulary, model, alphabet, start, middle, added } = parts;
+        let bound = Bound::new(&parts);
+        let Parts { vocabulary, model, alphabet, start, middle, added, .. } = parts;
         let ids: AHashMap<&str, u32> = added.iter().map(|added| (added.token.content.as_str(), added.id)).collect();
         let ids = AddedIds { added: &ids, vocabulary_size: vocabulary.len() };
         let find = |literal: bool| {
@@ -167,6 +171,7 @@ impl Tokenizer {
             suffix: Vec::new(),
             bos: None,
             eos: BTreeSet::new(),
+            bound,
         })
     }
 
@@ -175,6 +180,14 @@ impl Tokenizer {
         let mut ids = Vec::with_capacity(text.len() / 4 + 2);
         self.framed(&mut ids, options, |ids| self.encode_run(text, &self.start, options, ids))?;
         Ok(ids)
+    }
+
+    /// Tokens that a text has at least, told by its bytes alone, which is far cheaper than encoding it; 0 if nothing is known.
+    #[must_use]
+    pub fn least_tokens(&self, text: &str) -> usize {
+        let Some(bound) = &self.bound else { return 0 };
+        let kept = text.bytes().filter(|byte| bound.kept[usize::from(*byte)]).count();
+        kept.div_ceil(bound.most)
     }
 
     /// The ids of bytes that need not be valid UTF-8. Runs of valid UTF-8 are encoded as text; each
@@ -314,5 +327,46 @@ impl Tokenizer {
                 self.vocab_size()
             ))),
         }
+    }
+}
+
+/// What can be said of a number of tokens without finding them.
+#[derive(Debug)]
+struct Bound {
+    /// Most bytes of a text that one token stands for.
+    most: usize,
+    /// Bytes that no text loses on its way to tokens.
+    kept: [bool; 256],
+}
+
+/// How many times as short as a text its composed form can be, in UTF-8: the largest growth by decomposition, of U+0390
+/// (<https://www.unicode.org/faq/normalization.html>).
+const MOST_COMPOSED: usize = 3;
+
+impl Bound {
+    /// None where bytes can be left out: by a normalizer, by cutting, or because markup takes spaces around it.
+    fn new(parts: &Parts) -> Option<Self> {
+        let takes_spaces = |added: &Added| added.token.lstrip || added.token.rstrip;
+        if parts.alphabet != Alphabet::ByteLevel || !parts.cuts_only || parts.added.iter().any(takes_spaces) {
+            return None;
+        }
+        let mut kept = [false; 256];
+        for (byte, kept) in (0..=u8::MAX).zip(&mut kept) {
+            *kept = parts.model.token_to_id(&parts.alphabet.token_of_byte(byte)).is_some();
+        }
+        let factor = match &parts.start.normalizer {
+            None => 1,
+            // What is composed has other bytes.
+            Some(NormalizerWrapper::NFC(_)) if kept == [true; 256] => MOST_COMPOSED,
+            Some(_) => return None,
+        };
+        let tokens = (0..u32::try_from(parts.vocabulary.len()).ok()?).filter_map(|id| parts.vocabulary.get(id));
+        let longest = tokens.fold(0, |longest, (text, kind)| match kind {
+            // The text of a token is at least as long as what it stands for.
+            _ if text.len() <= longest => longest,
+            Kind::Normal => longest.max(parts.alphabet.bytes_of(text).len()),
+            _ => text.len(),
+        });
+        (longest > 0).then_some(Self { most: longest * factor, kept })
     }
 }
