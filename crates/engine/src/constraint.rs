@@ -84,7 +84,10 @@ impl GrammarCompiler {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
             let thread = thread
-                .spawn_scoped(scope, || self.compile_here(constraint))
+                .spawn_scoped(scope, || {
+                    qwen_hal::work_in_background();
+                    self.compile_here(constraint)
+                })
                 .map_err(|error| refused(format!("there is no thread to compile it: {error}")))?;
             thread.join().unwrap_or_else(|_| Err(refused("its compiler failed")))
         })

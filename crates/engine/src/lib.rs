@@ -48,6 +48,7 @@ pub use load::{DEFAULT_SEQ_LEN, LoadOptions, LoadStage, LoadedModel, compile, ex
 pub use load_meter::{DeviceRates, HLI_MERGE, HLI_SPLIT};
 pub use pooling::Pooling;
 pub use prepare::{Prepared, Preparer};
+pub use qwen_hal::work_in_background;
 pub use qwen_ir::{MlaForm, Phase, Symbol};
 pub use qwen_runtime::{
     Bytes, Compiled, Explained, Fallback, KvDType, MAX_CROSSINGS, MemoryReport, OpDifference, PassName, Placement,

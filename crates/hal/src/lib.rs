@@ -11,6 +11,7 @@
 //! Concurrent work on overlapping slices without an order between it (one stream, or events) leaves undefined bytes there,
 //! as on any device.
 
+mod background;
 mod buffer;
 mod cmdlist;
 mod collectives;
@@ -28,6 +29,7 @@ mod stream;
 mod text;
 mod variants;
 
+pub use background::work_in_background;
 pub use buffer::{Buffer, BufferDesc, HostOwner, Scope, Slice};
 pub use cmdlist::{CommandList, Patches, Recorder};
 pub use collectives::{Collective, Communicator, Exchange, Reduction};

@@ -37,6 +37,7 @@ mod sse;
 mod tls;
 mod trace;
 mod warmup;
+mod work;
 
 use std::sync::{Arc, OnceLock};
 

@@ -11,6 +11,7 @@ use crate::ServedModel;
 use crate::answer::Thinking;
 use crate::error::{ApiError, Kind};
 use crate::input::parameters::{Handling, Row, check_object, check_returned};
+use crate::work::{ENCODING, apart};
 
 /// Most messages of a conversation.
 const MAX_MESSAGES: usize = 10_000;
@@ -122,9 +123,33 @@ pub(crate) fn tokenizer(model: &ServedModel) -> Result<Arc<Tokenizer>, ApiError>
 /// # Errors
 /// If the text can't be encoded.
 pub(crate) async fn encode(model: &ServedModel, text: String, options: EncodeOptions) -> Result<Vec<u32>, ApiError> {
-    let tokenizer = tokenizer(model)?;
-    blocking(move || tokenizer.encode(&text, options).map_err(|error| ApiError::new(Kind::Invalid, error.to_string())))
-        .await
+    let (tokenizer, size) = (tokenizer(model)?, ENCODING * text.len());
+    let encode =
+        move || tokenizer.encode(&text, options).map_err(|error| ApiError::new(Kind::Invalid, error.to_string()));
+    apart(size, encode).await
+}
+
+/// What a prompt is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To be computed, so that it has to fit the context.
+    Compute,
+    /// To be counted or shown.
+    Tell,
+}
+
+/// Refuses a text that can't fit the context, whatever its tokens are: that is cheaper than finding them.
+fn check_length(tokenizer: &Tokenizer, text: &str, param: &str, context: u32) -> Result<(), ApiError> {
+    let least = tokenizer.least_tokens(text);
+    if least <= context as usize {
+        return Ok(());
+    }
+    let message = format!(
+        "{param}: a text of {} bytes has at least {least} tokens, but the context has room for {context} in all; shorten it or \
+         start the server with a larger --max_seq_len",
+        text.len()
+    );
+    Err(ApiError::invalid(param, message).code("context_length_exceeded"))
 }
 
 /// Token ids of what may be a text, texts, token ids, or lists of token ids; `param` names it in errors.
@@ -143,8 +168,13 @@ pub(crate) async fn prompts(
         let ids: Option<_> = list.iter().map(|id| id.as_u64()?.try_into().ok()).collect();
         ids.ok_or_else(|| wrong(param, "token ids that are whole numbers from 0"))
     };
+    let context = model.engine.about().limits.max_seq_len;
+    let encode = async |param: &str, text: &String| {
+        check_length(&*tokenizer(model)?, text, param, context)?;
+        encode(model, text.clone(), options).await
+    };
     let list = match value {
-        Value::String(text) => return Ok(vec![encode(model, text.clone(), options).await?]),
+        Value::String(text) => return Ok(vec![encode(param, text).await?]),
         Value::Array(list) if list.first().is_some_and(Value::is_number) => return Ok(vec![ids(param, list)?]),
         Value::Array(list) if !list.is_empty() => list,
         _ => return Err(wrong(param, "a text, a list of texts, token ids, or a list of lists of token ids")),
@@ -155,9 +185,7 @@ pub(crate) async fn prompts(
     let mut prompts = Vec::with_capacity(list.len());
     for (i, prompt) in list.iter().enumerate() {
         prompts.push(match prompt {
-            Value::String(text) => {
-                encode(model, text.clone(), options).await.map_err(|error| error.of_one(param, i))?
-            }
+            Value::String(text) => encode(param, text).await.map_err(|error| error.of_one(param, i))?,
             Value::Array(list) => ids(&format!("{param}[{i}]"), list)?,
             _ => return Err(wrong(&format!("{param}[{i}]"), "a text or a list of token ids")),
         });
@@ -165,27 +193,22 @@ pub(crate) async fn prompts(
     Ok(prompts)
 }
 
-/// Runs what takes its time off the threads that serve connections.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let failed = |_| ApiError::new(Kind::Internal, "a worker of the server failed; see its log");
-    tokio::task::spawn_blocking(work).await.map_err(failed)?
-}
-
 impl Conversation {
     /// The prompt by the model's template.
     ///
     /// # Errors
-    /// If the model has no template, or it refuses the conversation.
-    pub(crate) async fn render(self, model: &ServedModel) -> Result<Prompt, ApiError> {
+    /// If the model has no template, it refuses the conversation, or the prompt can't fit the context where it has to.
+    pub(crate) async fn render(self, model: &ServedModel, purpose: Purpose) -> Result<Prompt, ApiError> {
         let template = model.engine.about().chat_template.clone().ok_or_else(|| {
             let message = "this model has no chat template; use /v1/completions with a prompt";
             ApiError::new(Kind::NotImplemented, message)
         })?;
         let tokenizer = tokenizer(model)?;
         let style = model.thinking;
-        blocking(move || {
+        let context = model.engine.about().limits.max_seq_len;
+        let text_bytes = |message: &Value| message["content"].as_str().map_or(0, str::len);
+        let size = ENCODING * self.messages.iter().map(text_bytes).sum::<usize>();
+        apart(size, move || {
             let input = TemplateInput {
                 messages: &self.messages,
                 tools: (!self.tools.is_empty()).then_some(self.tools.as_slice()),
@@ -202,6 +225,9 @@ impl Conversation {
             })?;
             if self.continue_final {
                 cut_after_last(&mut text, self.messages.last())?;
+            }
+            if purpose == Purpose::Compute {
+                check_length(&tokenizer, &text, "messages", context)?;
             }
             let tokens = tokenizer
                 .encode(&text, EncodeOptions::TEMPLATE)

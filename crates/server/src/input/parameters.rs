@@ -44,21 +44,23 @@ const MOST_UNKNOWN: usize = 16;
 /// Most characters of an unknown name that are told.
 const MOST_SHOWN: usize = 120;
 
-/// Takes out what asks for nothing, refuses what must be refused, and returns the names that are unknown.
+/// Takes out what asks for nothing and what is unknown, refuses what must be refused, and returns the names that are unknown.
 ///
 /// # Errors
 /// If a parameter is refused.
 pub fn check<P: Parameters>(body: &mut Map<String, Value>) -> Result<Vec<String>, ApiError> {
     body.retain(|_, value| !value.is_null());
-    let mut unknown = Vec::new();
-    for (name, value) in &*body {
-        match P::handling(name) {
-            Some(handling) => handling.check(name, value)?,
+    let (mut unknown, mut checked) = (Vec::new(), Ok(()));
+    body.retain(|name, value| {
+        let handling = P::handling(name);
+        match handling {
+            Some(handling) if checked.is_ok() => checked = handling.check(name, value),
             None if unknown.len() < MOST_UNKNOWN => unknown.push(name.clone()),
-            None => {}
+            _ => {}
         }
-    }
-    Ok(unknown)
+        handling.is_some()
+    });
+    checked.map(|()| unknown)
 }
 
 /// Refuses entries of an object within a body that its table refuses or does not hold; `at` names the object.

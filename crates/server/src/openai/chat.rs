@@ -22,7 +22,7 @@ use crate::input::parameters::{Handling, Parameters, Row, check_object};
 use crate::input::sampling::{MAX_TOP_LOGPROBS, OTHERS, SAMPLING, SamplingFields, max_tokens};
 use crate::input::structured::{STRUCTURED, after_thinking, grammar};
 use crate::keys::Client;
-use crate::prompt::{Conversation, messages, schemas, thinking_kwargs, tokenizer, tools};
+use crate::prompt::{Conversation, Purpose, messages, schemas, thinking_kwargs, tokenizer, tools};
 use crate::{ServedModel, Server, gate, sse};
 
 /// What only this endpoint has.
@@ -356,7 +356,7 @@ pub(crate) async fn prepare(
         let message = "continue_final_message: expected add_generation_prompt: false with it";
         return Err(ApiError::invalid("continue_final_message", message));
     }
-    let prompt = conversation.render(model).await?;
+    let prompt = conversation.render(model, Purpose::Compute).await?;
     let asked = fields.max_completion_tokens.or(fields.max_tokens);
     let param = if fields.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
     if asked == Some(0) {

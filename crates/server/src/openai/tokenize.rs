@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::body::Body;
 use crate::input::parameters::{Handling, Parameters, Row};
-use crate::prompt::{Conversation, encode, messages, tokenizer, tools};
+use crate::prompt::{Conversation, Purpose, encode, messages, tokenizer, tools};
 use crate::{Server, gate};
 
 /// A text or a conversation.
@@ -129,7 +129,7 @@ pub(crate) async fn tokenize(
                 add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
                 continue_final: false,
             };
-            conversation.render(model).await?.tokens
+            conversation.render(model, Purpose::Tell).await?.tokens
         }
         (None, Some(text)) => {
             let add_special = request.add_special_tokens.or(request.add_special).unwrap_or(true);
