@@ -4,10 +4,13 @@
 //! bandwidth), and a budget of prompt tokens for the next step. Utilisation is what the step's mathematics needs at least, over
 //! what the device does at most in the time it took; the device's rates come from whoever probed it, or else are the best that
 //! steps have reached so far; a rate that steps exceed was measured on a bad day, and what they reach counts from then on. Steps of generating sequences alone say what a token costs them; what a step with prompts takes
-//! longer is the prompts' price. The budget keeps a step within the target for the time per output token:
-//! - below an HLI of 0.7, merging costs little: the whole target may be used;
-//! - above 0.85 the device has nothing to give: half the room above a step without prompts;
+//! longer is the prompts' price. The HLI says how large a piece of a prompt may be that a step takes beside answers:
+//! - below 0.7, merging costs little: the whole room above a step without prompts;
+//! - above 0.85 the device has nothing to give: half of it;
 //! - between, in between.
+//!
+//! The room is what a target for the time per output token leaves; without one it is [`PIECE`] times a step without prompts,
+//! and prompts then wait for as many steps as their share of the time demands.
 
 use std::time::Duration;
 
@@ -30,7 +33,13 @@ pub struct DeviceRates {
 pub const HLI_MERGE: f64 = 0.7;
 /// Above it, steps are split to protect the time per output token.
 pub const HLI_SPLIT: f64 = 0.85;
-/// Fewest prompt tokens of a step: prompts get on, whatever the target.
+/// Without a target: time of a step's piece of prompts, in steps without prompts. Large pieces leave most steps without any, so that
+/// most gaps between tokens are the shortest possible.
+const PIECE: f64 = 4.0;
+/// Without a target: most time of prompts for each second of answers; the least is 1. What is prompted joins a batch whose steps
+/// cost all of it together little more, so it is worth more than its number says.
+const MOST_FAVOUR: f64 = 4.0;
+/// Fewest prompt tokens of a step that takes any: prompts get on, whatever the target.
 const LEAST_BUDGET: u32 = 16;
 /// Prompt tokens beside answers while nothing is known of their price.
 const FIRST_BUDGET: u32 = 64;
@@ -69,6 +78,10 @@ pub(crate) struct LoadMeter {
     decode: [Mean; 16],
     /// Seconds of a prompt token.
     prompt: Mean,
+    /// Whether the step that is being computed has answers.
+    is_shared: bool,
+    /// Seconds that prompts have had beyond their share.
+    ahead: f64,
     compute: Mean,
     bandwidth: Mean,
     /// The best rates of all steps so far, for a device whose rates are unknown.
@@ -85,6 +98,8 @@ impl LoadMeter {
             target: target.map(|target| target.as_secs_f64()),
             decode: [Mean::default(); 16],
             prompt: Mean::default(),
+            is_shared: false,
+            ahead: 0.0,
             compute: Mean::default(),
             bandwidth: Mean::default(),
             best: (0.0, 0.0),
@@ -105,13 +120,14 @@ impl LoadMeter {
         if step.seconds <= 0.0 {
             return;
         }
+        let rest = step.seconds - self.decode_seconds(step.decode_tokens).unwrap_or(0.0);
         if step.prompt_tokens == 0 {
             self.decode[bucket(step.decode_tokens)].add(step.seconds);
-        } else if step.prompt_tokens >= LEAST_BUDGET {
-            let rest = step.seconds - self.decode_seconds(step.decode_tokens).unwrap_or(0.0);
-            if rest > 0.0 {
-                self.prompt.add(rest / f64::from(step.prompt_tokens));
-            }
+        } else if step.prompt_tokens >= LEAST_BUDGET && rest > 0.0 {
+            self.prompt.add(rest / f64::from(step.prompt_tokens));
+        }
+        if step.prompt_tokens > 0 && self.is_shared {
+            self.ahead += rest.max(0.0);
         }
         let Some(cost) = cost else { return };
         let (bytes, operations) = ((cost.weight_bytes + cost.cache_bytes) as f64, cost.operations as f64);
@@ -150,23 +166,33 @@ impl LoadMeter {
         0.6 * self.compute_utilisation() + 0.4 * self.bandwidth_utilisation()
     }
 
-    /// Most prompt tokens beside so many tokens of sequences that generate; `waiting` is how many requests wait for their prompt for
-    /// each one that generates, `most` what a step holds.
+    /// Most prompt tokens of the next step beside so many tokens of sequences that generate; `waiting` is how many requests wait
+    /// for their prompt for each one that generates, `most` what a step holds. Asked once for each step.
     ///
-    /// Without a target, those that wait are worth as much as those that generate: the time of a step is shared between
-    /// them by number, half and half where fewer wait. One long prompt at most doubles the time per output token; a burst of
-    /// short ones gets in, and is then generated together.
-    pub(crate) fn prompt_budget(&self, decode_tokens: u32, waiting: f64, most: u32) -> u32 {
-        if decode_tokens == 0 {
+    /// Without a target, prompts have between as much of the time as answers, where few wait, and [`MOST_FAVOUR`] times as much,
+    /// where as many wait as generate: one long prompt at most doubles the time per output token, a burst of short ones gets
+    /// in and is then generated together.
+    pub(crate) fn prompt_budget(&mut self, decode_tokens: u32, waiting: f64, most: u32) -> u32 {
+        self.is_shared = decode_tokens > 0;
+        if !self.is_shared {
+            self.ahead = 0.0;
             return most;
         }
         let (Some(decode), Some(price)) = (self.decode_seconds(decode_tokens), self.prompt.0) else {
             return FIRST_BUDGET.min(most);
         };
-        let target = self.target.unwrap_or((1.0 + waiting.max(1.0)) * decode).max(decode);
         let share = 1.0 - 0.5 * ((self.hli() - HLI_MERGE) / (HLI_SPLIT - HLI_MERGE)).clamp(0.0, 1.0);
-        let tokens = (target - decode) * share / price;
-        (tokens as u32).max(LEAST_BUDGET).min(most)
+        let room = match self.target {
+            Some(target) => target.max(decode) - decode,
+            None => {
+                self.ahead = (self.ahead - decode * (MOST_FAVOUR * waiting).clamp(1.0, MOST_FAVOUR)).max(0.0);
+                if self.ahead > 0.0 {
+                    return 0;
+                }
+                PIECE * decode
+            }
+        };
+        ((room * share / price) as u32).max(LEAST_BUDGET).min(most)
     }
 }
 
@@ -253,13 +279,41 @@ mod tests {
         assert_eq!(late.prompt_budget(8, 3.0, 512), LEAST_BUDGET);
     }
 
-    #[test]
-    fn without_a_target_time_is_shared_by_number() {
+    /// Runs steps of 10 ms for eight answers beside prompts that never end; the budgets.
+    fn budgets(waiting: f64, steps: usize) -> Vec<u32> {
         let mut meter = LoadMeter::new(Some(RATES), None);
         meter.observe(step(0, 8, 0.01), None);
         meter.observe(step(100, 0, 0.05), None);
-        for (waiting, budget) in [(0.1, 20), (1.0, 20), (3.0, 60), (100.0, 512)] {
-            assert_eq!(meter.prompt_budget(8, waiting, 512), budget, "{waiting}");
+        let next = |_| {
+            let budget = meter.prompt_budget(8, waiting, 512);
+            meter.observe(step(budget, 8, 0.01 + 0.0005 * f64::from(budget)), None);
+            budget
+        };
+        (0..steps).map(next).collect()
+    }
+
+    #[test]
+    fn without_a_target_time_is_shared_by_number() {
+        // A piece is worth four steps; few that wait have half of the time, many four fifths.
+        for (waiting, every) in [(0.0, 4), (0.125, 4), (0.5, 2), (1.0, 1), (100.0, 1)] {
+            let expected: Vec<u32> = (0..32).map(|at| if at % every == 0 { 80 } else { 0 }).collect();
+            assert_eq!(budgets(waiting, 32), expected, "{waiting}");
         }
+    }
+
+    #[test]
+    fn time_without_prompts_is_not_saved_up() {
+        let mut meter = LoadMeter::new(Some(RATES), None);
+        meter.observe(step(0, 8, 0.01), None);
+        meter.observe(step(100, 0, 0.05), None);
+        for _ in 0..100 {
+            assert_eq!(meter.prompt_budget(8, 0.0, 512), 80);
+        }
+        // Of models whose phases differ, prompts are a part of their own.
+        meter.observe(step(160, 0, 0.08), None);
+        assert_eq!(meter.prompt_budget(8, 0.0, 512), 0);
+        // Nobody generates any more: nobody is kept waiting for.
+        assert_eq!(meter.prompt_budget(0, 1.0, 512), 512);
+        assert_eq!(meter.prompt_budget(8, 0.0, 512), 80);
     }
 }

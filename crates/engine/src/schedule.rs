@@ -182,7 +182,9 @@ impl Engine {
         let pending = self.waiting.len() + self.running.len() - decoding.len();
         let waiting = pending as f64 / decoding.len().max(1) as f64;
         let budget = self.meter.prompt_budget(decode_tokens as u32, waiting, left as u32) as usize;
-        self.stats.prefill_budget = budget as u32;
+        if budget > 0 {
+            self.stats.prefill_budget = budget as u32;
+        }
         let mut prompts = self.prompts(budget, is_split, outputs);
         let is_in = |member: &Member| !self.running[member.at].is_out && !self.running[member.at].is_ended;
         decoding.retain(is_in);

@@ -128,7 +128,7 @@ pub struct EngineStats {
     pub bandwidth_utilisation: f64,
     /// Hardware load index: 0.6 x compute + 0.4 x bandwidth.
     pub hli: f64,
-    /// Most prompt tokens that a step takes beside generating sequences now.
+    /// Most prompt tokens that a step takes beside generating sequences, if it takes any.
     pub prefill_budget: u32,
 }
 
