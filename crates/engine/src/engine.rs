@@ -21,6 +21,7 @@ use crate::kv_map::{KvMap, KvState};
 use crate::load_meter::{DeviceRates, LoadMeter};
 use crate::prepare::{Prepared, Preparer};
 use crate::queue::{Queue, Waiting};
+use crate::schedule::most_rows;
 use crate::sequence::{Facts, Sequence};
 use crate::speculate::Speculation;
 use crate::stats::{EngineStats, PoolStats};
@@ -197,6 +198,8 @@ impl Engine {
             waiting: self.waiting.len(),
             running: self.running.len(),
             max_sequences: model.options().max_sequences as usize,
+            max_step_tokens: model.options().max_step_tokens as usize,
+            max_step_rows: most_rows(model.options().max_sequences as usize),
             block_size: model.block_size(),
             blocks_total: model.cache_blocks(),
             blocks_used: model.cache_blocks() - model.free_blocks() - cached,

@@ -22,8 +22,15 @@ use crate::queue::Waiting;
 use crate::sequence::Sequence;
 use crate::{FinishReason, Output};
 
-/// Rows of logits of a step beside those of generating sequences: log-probabilities of prompts.
-const PROMPT_ROWS: usize = 64;
+/// Rows of logits that a step may have in any case, and beside one for each sequence: log-probabilities of prompts.
+const MOST_ROWS: usize = 64;
+const LEAST_PROMPT_ROWS: usize = 16;
+
+/// Rows of logits that a step has at most, guesses aside.
+pub(crate) const fn most_rows(max_sequences: usize) -> usize {
+    let least = max_sequences + LEAST_PROMPT_ROWS;
+    if least > MOST_ROWS { least } else { MOST_ROWS }
+}
 
 /// A sequence's part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -253,7 +260,10 @@ impl Engine {
             let sequence = &self.running[*at];
             (sequence.priority, self.waiting.served(sequence.client()), sequence.id)
         });
-        let (mut members, mut rows, mut computed) = (Vec::new(), PROMPT_ROWS, HashSet::new());
+        // Every other sequence may take a row.
+        let others = self.running.len().saturating_sub(1);
+        let mut rows = most_rows(self.loaded.model.options().max_sequences as usize) - others;
+        let (mut members, mut computed) = (Vec::new(), HashSet::new());
         for sequence in turns.iter().map(|at| &self.running[*at]) {
             if let Some((place, block, false)) = self.blocks.current(sequence) {
                 computed.insert((place, block.to_vec()));

@@ -53,6 +53,10 @@ pub struct EngineStats {
     pub running: usize,
     /// Most requests of a step.
     pub max_sequences: usize,
+    /// Most tokens of a step.
+    pub max_step_tokens: usize,
+    /// Most rows of logits of a step, guesses aside.
+    pub max_step_rows: usize,
     /// Tokens of a block of the KV cache.
     pub block_size: u32,
     /// Blocks of the KV cache.
@@ -170,6 +174,9 @@ impl EngineStats {
         let held = |of: &dyn Fn(&Self) -> usize| all.iter().map(of).sum();
         (sum.waiting, sum.running, sum.max_sequences) =
             (held(&|one| one.waiting), held(&|one| one.running), held(&|one| one.max_sequences));
+        let largest = |of: &dyn Fn(&Self) -> usize| all.iter().map(of).max().unwrap_or(0);
+        (sum.max_step_tokens, sum.max_step_rows) =
+            (largest(&|one| one.max_step_tokens), largest(&|one| one.max_step_rows));
         let blocks = |of: &dyn Fn(&Self) -> u32| all.iter().map(of).fold(0, u32::saturating_add);
         (sum.blocks_total, sum.blocks_used, sum.blocks_cached) =
             (blocks(&|one| one.blocks_total), blocks(&|one| one.blocks_used), blocks(&|one| one.blocks_cached));

@@ -181,6 +181,13 @@ impl Checkpoint {
             mapping.release(range);
         }
     }
+
+    /// Brings a tensor's pages to memory; see [`Mapping::populate`].
+    pub fn populate(&self, info: &TensorInfo) {
+        if let (Some(mapping), Some(range)) = (self.mappings.get(info.shard), byte_range(info)) {
+            mapping.populate(range);
+        }
+    }
 }
 
 fn byte_range(info: &TensorInfo) -> Option<std::ops::Range<usize>> {

@@ -480,6 +480,10 @@ impl Model {
     pub const fn phase_matters(&self) -> bool {
         self.phase_matters
     }
+    /// Brings to memory what steps read from files: rows of embeddings come from there as tokens ask for them.
+    pub fn populate(&self) {
+        self.sides().for_each(|side| side.weights.populate());
+    }
     /// Most blocks of the cache, over all sequences.
     #[must_use]
     pub const fn cache_blocks(&self) -> u32 {

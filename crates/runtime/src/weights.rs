@@ -248,6 +248,16 @@ impl WeightStore {
         self.decls.get(key.0.index()).map_or("a weight", |decl| &decl.name)
     }
 
+    /// Brings the pages of files that weights are read from as they are to memory.
+    pub(crate) fn populate(&self) {
+        let mapped = self.stored.iter().filter(|(_, stored)| !stored.owned);
+        for (_, source) in mapped.filter_map(|(key, _)| self.source(*key).ok()) {
+            for info in source.tensors.iter().filter_map(|name| self.checkpoint.info(name)) {
+                self.checkpoint.populate(info);
+            }
+        }
+    }
+
     fn release(&self, key: WeightKey) -> Result<(), RuntimeError> {
         let (_, source) = self.source(key)?;
         for name in &source.tensors {

@@ -11,15 +11,22 @@ use crate::prompt::encode;
 /// Tokens of each answer where many are generated together.
 const TOGETHER_TOKENS: u32 = 4;
 
-/// Computes on each device an answer alone, answers together, a prompt as long as a step takes, and a vector if there are any.
+/// Computes on each device an answer alone, answers together, a prompt as long as a step takes, log-probabilities of as many tokens
+/// as a step takes (the memory of steps is as large then as it gets), and a vector if there are any; sorts the vocabulary for grammars;
+/// and has weights that steps read from files in memory.
 pub(crate) async fn run(model: &ServedModel, wanted: &Warmup) -> Result<(), String> {
     let about = model.engine.about();
     let prompt = match &about.tokenizer {
         Some(_) => encode(model, wanted.prompt.clone(), EncodeOptions::PROMPT).await.map_err(|error| error.message)?,
         None => vec![0],
     };
-    let room = (about.limits.max_seq_len as usize).saturating_sub(wanted.tokens as usize + 1).max(1);
+    let cached = about.limits.block_size as usize * about.limits.cache_blocks as usize;
+    let room = (about.limits.max_seq_len as usize).min(cached).saturating_sub(wanted.tokens as usize + 1).max(1);
     let prompt: Vec<u32> = if prompt.is_empty() { vec![0] } else { prompt.into_iter().take(room).collect() };
+    model.engine.populate_weights();
+    // Beside the first answers; a model without a tokenizer, or without an end of text, has no grammars.
+    let engine = model.engine.clone();
+    let grammars = tokio::task::spawn_blocking(move || engine.warm_up_grammars());
     for (at, instance) in model.engine.instances().into_iter().enumerate() {
         if !instance.trust.is_usable() {
             continue;
@@ -29,14 +36,20 @@ pub(crate) async fn run(model: &ServedModel, wanted: &Warmup) -> Result<(), Stri
         let together = 0..instance.stats.max_sequences.clamp(1, 64);
         let answers: Result<Vec<_>, _> = together.map(|_| submit(model, at, few(), TOGETHER_TOKENS)).collect();
         finish(answers?).await?;
-        let longest = (instance.stats.prefill_budget as usize).clamp(1, room);
-        let long: Vec<u32> = prompt.iter().copied().cycle().take(longest).collect();
-        finish(vec![submit(model, at, long, 1)?]).await?;
+        let long = |tokens: usize| prompt.iter().copied().cycle().take(tokens.clamp(1, room)).collect();
+        finish(vec![submit(model, at, long(instance.stats.max_step_tokens), 1)?]).await?;
+        let sampling = SamplingParams { max_tokens: 0, ..SamplingParams::default() };
+        let scored = Request::new(long(instance.stats.max_step_rows), sampling);
+        let scored = Request { prompt_logprobs: Some(0), ..scored };
+        finish(vec![model.engine.submit_to(at, scored).map_err(|error| error.to_string())?]).await?;
         if model.pooling.is_some() {
             let sampling = SamplingParams { max_tokens: 0, ..SamplingParams::default() };
             let request = Request { embed: model.pooling, ..Request::new(few(), sampling) };
             finish(vec![model.engine.submit_to(at, request).map_err(|error| error.to_string())?]).await?;
         }
+    }
+    if let Ok(Err(error)) = grammars.await {
+        tracing::debug!(%error, "there will be no grammars");
     }
     Ok(())
 }

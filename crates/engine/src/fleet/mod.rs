@@ -384,6 +384,12 @@ impl Fleet {
         self.handles().try_for_each(|handle| handle.warm_up_grammars())
     }
 
+    /// Brings to memory what steps read from files, on every device before its next step.
+    pub fn populate_weights(&self) {
+        // An engine that has stopped reads nothing.
+        self.handles().for_each(|handle| drop(handle.call(|engine| engine.loaded.model.populate())));
+    }
+
     /// Ends every request within a step.
     pub fn cancel_all(&self) {
         self.0.cancelled.fetch_add(1, Ordering::AcqRel);
