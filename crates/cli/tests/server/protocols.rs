@@ -48,7 +48,9 @@ fn responses_whole_and_streamed() {
         (json!({ "n": 2 }), "n"),
         (json!({ "max_output_tokens": 0 }), "max_output_tokens"),
         (json!({ "max_output_tokens": 100_000 }), "max_output_tokens"),
-        (json!({ "input": "a ".repeat(5000) }), "max_output_tokens"),
+        (json!({ "input": "a ".repeat(1000) }), "max_output_tokens"),
+        // So long that its bytes alone tell.
+        (json!({ "input": "a ".repeat(5000) }), "input"),
         (json!({ "text": { "format": { "type": "xml" } } }), "text.format"),
         (json!({ "text": { "format": { "type": "json_schema", "name": "x" } } }), "text.format"),
         (
