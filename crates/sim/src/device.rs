@@ -170,8 +170,8 @@ pub(crate) unsafe extern "C" fn open(
     // SAFETY: the host passes options and room for the answer.
     unsafe {
         guard(err, || {
-            let (model, _) = model_of(index)?;
-            let settings = Settings::from_environment()?.with_options(options, count)?;
+            let (model, number) = model_of(index)?;
+            let settings = Settings::of_device(number)?.with_options(options, count)?;
             let (kind, granularity, padding) = model.allocator();
             let capacity = settings.memory.unwrap_or_else(|| model.memory());
             let device = Device {

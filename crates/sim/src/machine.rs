@@ -53,7 +53,7 @@ pub(crate) fn slot(settings: &Settings, chip: usize, number: u64) -> Option<Slot
 /// If the settings are wrong or describe no machine, or the folder is not empty or can't be written.
 pub fn write_machine(settings: &str, root: &Path) -> io::Result<()> {
     let wrong = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
-    let settings = Settings::read(settings).map_err(|failure| wrong(failure.message.into_owned()))?;
+    let settings = Settings::read(settings, None).map_err(|failure| wrong(failure.message.into_owned()))?;
     let chips = models().map_err(|failure| wrong(failure.message.into_owned()))?.len();
     if settings.sockets == 0 {
         return Err(wrong("the settings describe no machine: expected sockets=N, and switches=N for each".into()));

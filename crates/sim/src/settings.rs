@@ -1,4 +1,5 @@
-//! What a user may set: `QWEN_SIM`, and the options of `device_open`, which go before it. Both are a list of `key=value`.
+//! What a user may set: `QWEN_SIM`, and the options of `device_open`, which go before it. Both are a list of `key=value`; in `QWEN_SIM`
+//! `key@N=value` is for device N of each chip alone, and goes before `key=value`.
 //!
 //! | key | |
 //! |---|---|
@@ -20,6 +21,8 @@ use qwen_hal_plugin::Failure;
 
 /// Environment variable with settings, `key=value` with commas between them.
 pub(crate) const VARIABLE: &str = "QWEN_SIM";
+/// What no device has settings of its own for.
+const MACHINE: [&str; 3] = ["devices", "sockets", "switches"];
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Settings {
@@ -59,20 +62,41 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The environment's settings.
+    /// The environment's settings, those that are for all devices.
     pub(crate) fn from_environment() -> Result<Self, Failure> {
-        Self::read(&std::env::var_os(VARIABLE).unwrap_or_default().to_string_lossy())
+        Self::read(&std::env::var_os(VARIABLE).unwrap_or_default().to_string_lossy(), None)
     }
 
-    /// Settings as the variable has them.
-    pub(crate) fn read(text: &str) -> Result<Self, Failure> {
-        let mut settings = Self::default();
+    /// The environment's settings for device `number` of each chip.
+    pub(crate) fn of_device(number: u32) -> Result<Self, Failure> {
+        Self::read(&std::env::var_os(VARIABLE).unwrap_or_default().to_string_lossy(), Some(number))
+    }
+
+    /// Settings as the variable has them, for all devices or for one of each chip.
+    pub(crate) fn read(text: &str, device: Option<u32>) -> Result<Self, Failure> {
+        let (mut settings, mut own) = (Self::default(), Vec::new());
         for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
             let (key, value) = entry.split_once('=').ok_or_else(|| {
                 Failure::invalid(format!("{VARIABLE}: expected key=value with commas between them, found {entry:?}"))
             })?;
-            settings.set(key.trim(), value.trim())?;
+            let (key, value) = (key.trim(), value.trim());
+            let Some((key, number)) = key.split_once('@') else {
+                settings.set(key, value)?;
+                continue;
+            };
+            let number: u32 = number.parse().map_err(|_| {
+                Failure::invalid(format!("{VARIABLE}: {key}@: expected the number of a device, found {number:?}"))
+            })?;
+            if MACHINE.contains(&key) {
+                return Err(Failure::invalid(format!(
+                    "{VARIABLE}: {key} is of the machine: expected no device, found {number}"
+                )));
+            }
+            // What is wrong is told whoever it is for.
+            Self::default().set(key, value)?;
+            own.extend((device == Some(number)).then_some((key, value)));
         }
+        own.into_iter().try_for_each(|(key, value)| settings.set(key, value))?;
         Ok(settings)
     }
 
@@ -164,6 +188,21 @@ mod tests {
         assert_eq!(settings.oom, Some(3));
         for (key, value, part) in [("oom", "x", "a whole number"), ("magic", "1", "found \"magic\"")] {
             assert!(settings.set(key, value).unwrap_err().message.contains(part));
+        }
+    }
+
+    #[test]
+    fn a_device_has_settings_of_its_own() {
+        let lost = |device| Settings::read("lost@1=7, delay_us=0,lost=9", device).unwrap().lost;
+        assert_eq!([lost(None), lost(Some(0)), lost(Some(1))], [Some(9), Some(9), Some(7)]);
+        for (text, part) in [
+            ("lost@x=1", "the number of a device, found \"x\""),
+            ("devices@1=4", "expected no device, found 1"),
+            ("lost@1=x", "a whole number"),
+            ("magic@1=1", "found \"magic\""),
+        ] {
+            let message = Settings::read(text, Some(0)).unwrap_err().message;
+            assert!(message.contains(part), "{message}");
         }
     }
 }
