@@ -6,7 +6,8 @@ use clap::{Args, ValueEnum};
 use qwen_engine::MAX_CROSSINGS;
 use serde::Serialize;
 
-use crate::plugins::DeviceList;
+use crate::error::CliError;
+use crate::plugins::{DeviceList, Group};
 
 /// Which model.
 #[derive(Debug, Clone, Args)]
@@ -61,10 +62,14 @@ pub struct DeviceArguments {
     /// qwen-server several, as sim:mlu370:0,1+cpu
     #[arg(long, value_name = "NAME[:MODEL][:N]", default_value = "cpu")]
     pub device: DeviceList,
-    /// Devices that compute one model together, each a part of it, by a plugin with collectives; of qwen-server each N of the
+    /// Devices that compute every layer together, each a part of it, by a plugin with collectives; of qwen-server each N of the
     /// devices are such a group
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, alias = "tensor_parallel_size", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub tensor_parallel_size: u32,
+    /// Stages that the layers are divided into, each with a device of its own or with as many as --tensor-parallel-size says: a
+    /// group has the product of the two
+    #[arg(long, alias = "pipeline_parallel_size", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub pipeline_parallel_size: u32,
     /// A plugin's library, beside those of the usual places (may be repeated)
     #[arg(long = "plugin", value_name = "FILE")]
     pub plugins: Vec<PathBuf>,
@@ -74,6 +79,16 @@ pub struct DeviceArguments {
     /// Threads to compute with [default: all that the process may use, or QWEN_THREADS]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+}
+
+impl DeviceArguments {
+    /// The devices in groups that compute one model together, in the order in which they are named.
+    ///
+    /// # Errors
+    /// If they can't be divided so, or one is named twice.
+    pub fn groups(&self) -> Result<Vec<Group>, CliError> {
+        self.device.groups(self.tensor_parallel_size, self.pipeline_parallel_size)
+    }
 }
 
 /// How the model runs.

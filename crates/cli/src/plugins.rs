@@ -1,7 +1,7 @@
 //! Backends: the CPU, which is part of the program, and plugins, which are looked for and loaded by name.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -27,7 +27,7 @@ const LIMIT_VARIABLE: &str = "QWEN_HAL_PROBE_SECONDS";
 pub const AUTO: &str = "auto";
 
 /// Devices by name: `cpu`, `opencl:1`, `sim:ascend910b`, `sim:ascend910b:0,1`, `auto`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DeviceName {
     /// The plugin.
     pub plugin: String,
@@ -178,24 +178,37 @@ impl DeviceList {
         Err(CliError::input(format!("device {self}"), "one device", self.each().count().to_string(), help))
     }
 
-    /// The devices in groups of so many, in the order in which they are named.
+    /// The devices in groups of so many ranks in each of so many stages, in the order in which they are named.
     ///
     /// # Errors
-    /// If they can't be divided so.
-    pub fn groups(&self, size: u32) -> Result<Vec<Group>, CliError> {
+    /// If they can't be divided so, or one is named twice.
+    pub fn groups(&self, ranks: u32, stages: u32) -> Result<Vec<Group>, CliError> {
         let each: Vec<DeviceName> = self.each().collect();
-        let size = size.max(1) as usize;
+        let (ranks, stages) = (ranks.max(1) as usize, stages.max(1) as usize);
+        let size = ranks * stages;
+        let refuse = |expected: String, found: String, help| {
+            Err(CliError::input(format!("device {self}"), expected, found, help))
+        };
         if !each.len().is_multiple_of(size) {
-            let help = format!("name a multiple of {size} devices, or change --tensor-parallel-size");
-            let (what, found) =
-                (format!("device {self}"), format!("{} device{}", each.len(), if each.len() == 1 { "" } else { "s" }));
-            return Err(CliError::input(what, format!("groups of {size} devices"), found, help));
+            let product =
+                if ranks > 1 && stages > 1 { format!(" ({stages} stages of {ranks} ranks)") } else { String::new() };
+            let option = if stages > 1 { "--pipeline-parallel-size" } else { "--tensor-parallel-size" };
+            let found = format!("{} device{}", each.len(), if each.len() == 1 { "" } else { "s" });
+            let help = format!("name a multiple of {size} devices, or change {option}");
+            return refuse(format!("groups of {size} devices{product}"), found, help);
         }
         if size > 1 && each.iter().any(|name| name.plugin == AUTO) {
-            let help = "name the devices of a group, as sim:mlu370:0,1";
-            return Err(CliError::input(format!("device {self}"), "devices by name", AUTO, help));
+            return refuse(
+                "devices by name".into(),
+                AUTO.into(),
+                "name the devices of a group, as sim:mlu370:0,1".into(),
+            );
         }
-        Ok(each.chunks(size).map(|names| Group(names.to_vec())).collect())
+        let mut named = HashSet::new();
+        if let Some(twice) = each.iter().find(|name| name.plugin != AUTO && !named.insert(*name)) {
+            return refuse("different devices".into(), format!("{twice} twice"), "name each device once".into());
+        }
+        Ok(each.chunks(size).map(|names| Group { names: names.to_vec(), stages }).collect())
     }
 
     /// Each device by itself.
@@ -208,16 +221,19 @@ impl DeviceList {
     }
 }
 
-/// Devices that compute one model together; mostly one.
+/// Devices that compute one model together, those of a stage next to each other; mostly one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group(Vec<DeviceName>);
+pub struct Group {
+    names: Vec<DeviceName>,
+    stages: usize,
+}
 
 impl std::fmt::Display for Group {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Some((first, others)) = self.0.split_first() else { return Ok(()) };
+        let Some((first, others)) = self.names.split_first() else { return Ok(()) };
         let alike = |name: &DeviceName| (&name.plugin, &name.model) == (&first.plugin, &first.model);
         if others.iter().all(alike) {
-            let indices = self.0.iter().flat_map(|name| name.indices.iter().copied()).collect();
+            let indices = self.names.iter().flat_map(|name| name.indices.iter().copied()).collect();
             return write!(f, "{}", DeviceName { indices, ..first.clone() });
         }
         write!(f, "{first}")?;
@@ -229,13 +245,13 @@ impl Group {
     /// The one device, if it is alone.
     #[must_use]
     pub fn only(&self) -> Option<&DeviceName> {
-        if let [name] = self.0.as_slice() { Some(name) } else { None }
+        if let [name] = self.names.as_slice() { Some(name) } else { None }
     }
 
     /// Name of each device; none for one alone.
     #[must_use]
     pub fn members(&self) -> Vec<String> {
-        if self.0.len() < 2 { Vec::new() } else { self.0.iter().map(ToString::to_string).collect() }
+        if self.names.len() < 2 { Vec::new() } else { self.names.iter().map(ToString::to_string).collect() }
     }
 }
 
@@ -296,19 +312,19 @@ impl Placer {
     /// # Errors
     /// As [`Placer::open`].
     pub fn open_group(&self, group: &Group) -> Result<Vec<Device>, CliError> {
-        group.0.iter().map(|name| self.open(name)).collect()
+        group.names.iter().map(|name| self.open(name)).collect()
     }
 
-    /// Devices that compute a model together, with the CPU for what they refuse.
+    /// The opened devices of a group, with the CPU for what they refuse.
     ///
     /// # Errors
     /// If there is none, or the CPU can't be opened.
-    pub fn beside_cpu(&self, devices: Vec<Device>) -> Result<Placement, CliError> {
+    pub fn beside_cpu(&self, group: &Group, devices: Vec<Device>) -> Result<Placement, CliError> {
         let mut devices = devices.into_iter();
         let Some(first) = devices.next() else {
             return Err(CliError::input("--device", "a device", "none", "name one"));
         };
-        let mut placement = Placement::from(first).with_peers(devices.collect());
+        let mut placement = Placement::from(first).with_peers(devices.collect()).with_stages(group.stages);
         placement.max_crossings = self.max_crossings;
         Ok(if placement.device.plugin().name() == CPU {
             placement
@@ -418,17 +434,17 @@ pub fn open(name: &DeviceName, named: &[PathBuf], threads: Option<u32>) -> Resul
 /// If there is no such device, or it can't be opened.
 pub fn place(arguments: &DeviceArguments, bytes: u64) -> Result<Placement, CliError> {
     let placer = Placer::new(arguments, bytes)?;
-    let size = arguments.tensor_parallel_size;
+    let size = arguments.tensor_parallel_size.saturating_mul(arguments.pipeline_parallel_size);
     if size == 1 {
         arguments.device.only()?;
     }
-    let groups = arguments.device.groups(size)?;
+    let groups = arguments.groups()?;
     let [group] = groups.as_slice() else {
         let help = format!("this command uses one group: name {size} devices; qwen-server uses several groups");
         let (what, found) = (format!("device {}", arguments.device), format!("{} groups", groups.len()));
         return Err(CliError::input(what, format!("one group of {size} devices"), found, help));
     };
-    placer.beside_cpu(placer.open_group(group)?)
+    placer.beside_cpu(group, placer.open_group(group)?)
 }
 
 /// The device with the variants that were tuned for it.
@@ -448,15 +464,6 @@ pub const fn kind_name(kind: u32) -> &'static str {
         abi::QHAL_KIND_NULL => "null",
         _ => "unknown",
     }
-}
-
-/// A device's name, as `qwen devices` lists it and `--device` takes it.
-#[must_use]
-pub fn name_of(device: &Device) -> String {
-    let (plugin, info) = (device.plugin(), device.info());
-    let Some(model) = info.model() else { return format!("{}:{}", plugin.name(), info.index) };
-    let same = |index: &u32| plugin.device_info(*index).is_ok_and(|other| other.model() == Some(model));
-    format!("{}:{model}:{}", plugin.name(), (0..info.index).filter(same).count())
 }
 
 /// What `auto` knows of a device.
@@ -484,7 +491,7 @@ impl Rank {
             tracing::warn!(
                 "--device auto: {} could not be measured ({reason}): the {} that it declares count only beside other \
                  figures that nobody measured",
-                name_of(device),
+                device.label(),
                 bandwidth_text(declared())
             );
         }
@@ -535,7 +542,7 @@ fn best(loader: &Loader, bytes: u64, host: &Host) -> Result<Device, CliError> {
     let origin = if rank.measured { "measured" } else { "declared, not measured" };
     tracing::info!(
         "--device auto: {} ({}, {origin}, load {:.2})",
-        name_of(&device),
+        device.label(),
         bandwidth_text(rank.bandwidth),
         rank.load
     );
@@ -580,7 +587,7 @@ mod tests {
     #[test]
     fn devices_are_taken_in_groups() {
         let groups = |text: &str, size: u32| {
-            let groups = text.parse::<DeviceList>().unwrap().groups(size)?;
+            let groups = text.parse::<DeviceList>().unwrap().groups(size, 1)?;
             Ok::<_, CliError>(groups.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
         assert_eq!(groups("sim:mlu370:0,1,2,3", 2).unwrap(), ["sim:mlu370:0,1", "sim:mlu370:2,3"]);
@@ -589,6 +596,20 @@ mod tests {
         let error = groups("sim:mlu370:0,1,2", 2).unwrap_err().to_string();
         assert!(error.contains("groups of 2 devices") && error.contains("3 devices"), "{error}");
         assert!(groups("auto+cpu", 2).is_err());
+        for (text, size) in [("sim:mlu370:0,1,0", 1), ("cpu:0,0", 2), ("sim:a:0+sim:a", 2)] {
+            let error = groups(text, size).unwrap_err().to_string();
+            assert!(error.contains(":0 twice; name each device once"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_group_has_as_many_devices_as_ranks_and_stages_make() {
+        let list: DeviceList = "sim:mlu370:0,1,2,3,4,5".parse().unwrap();
+        let names: Vec<String> = list.groups(1, 3).unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["sim:mlu370:0,1,2", "sim:mlu370:3,4,5"]);
+        assert_eq!(list.groups(3, 2).unwrap().len(), 1);
+        let error = list.groups(2, 2).unwrap_err().to_string();
+        assert!(error.contains("groups of 4 devices (2 stages of 2 ranks)") && error.contains("6 devices"), "{error}");
     }
 
     #[test]

@@ -39,7 +39,9 @@ mod topology;
 
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
-pub use fleet::{Build, Epoch, Fleet, FleetError, FleetOptions, FleetOutputs, Instance, InstanceReport, Trust};
+pub use fleet::{
+    Build, Epoch, Fleet, FleetError, FleetOptions, FleetOutputs, GroupMember, Instance, InstanceReport, Trust,
+};
 pub use gbnf::{GbnfError, gbnf_to_lark, is_gbnf};
 pub use guard::{GuardOptions, KnownAnswer, is_no_room};
 pub use handle::{About, EngineHandle, Outputs, Progress, SubmitError};
@@ -52,7 +54,7 @@ pub use qwen_hal::work_in_background;
 pub use qwen_ir::{MlaForm, Phase, Symbol};
 pub use qwen_runtime::{
     Bytes, Compiled, Explained, Fallback, KvDType, MAX_CROSSINGS, MemoryReport, OpDifference, PassName, Placement,
-    PlannedOp, PlannedStep, Policy,
+    PlannedOp, PlannedStep, Policy, Stage,
 };
 pub use request::{
     ClientKey, Constraint, FinishReason, Grammar, Limits, MAX_LOGPROBS, Output, Request, RequestId, RequestTimings,

@@ -448,6 +448,15 @@ impl Device {
     pub fn plugin(&self) -> &Arc<Plugin> {
         &self.0.plugin
     }
+    /// Short name: plugin, model where the plugin tells one, and the number among the plugin's devices or those of the model.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let (plugin, info) = (self.plugin(), self.info());
+        let Some(model) = info.model() else { return format!("{}:{}", plugin.name(), info.index) };
+        let same = |index: &u32| plugin.device_info(*index).is_ok_and(|other| other.model() == Some(model));
+        format!("{}:{model}:{}", plugin.name(), (0..info.index).filter(same).count())
+    }
+
     /// Identity and names.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {

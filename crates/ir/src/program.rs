@@ -105,6 +105,8 @@ pub struct Instruction {
     pub sums: Sums,
     /// Error class.
     pub tolerance: Tolerance,
+    /// Layer that it is of; none outside of the layers.
+    pub layer: Option<u32>,
     /// Layer and part, for reports.
     pub origin: String,
 }

@@ -87,6 +87,40 @@ impl Batch {
         Ok(())
     }
 
+    /// The step in so many parts, of about as many tokens each and in order; none if it would be one. What is cut may be a sequence: then
+    /// its later tokens are in the next part, to be computed after these.
+    pub(crate) fn parts(&self, parts: usize) -> Vec<Self> {
+        let tokens = self.tokens();
+        let parts = parts.min(tokens);
+        if parts < 2 {
+            return Vec::new();
+        }
+        (0..parts).map(|part| self.part(tokens * part / parts, tokens * (part + 1) / parts)).collect()
+    }
+
+    /// Tokens from one row to another.
+    fn part(&self, first: usize, end: usize) -> Self {
+        let mut part = Self::new(self.block_size);
+        for (i, bounds) in self.query_start.windows(2).enumerate() {
+            let (from, to) = ((bounds[0] as usize).max(first), (bounds[1] as usize).min(end));
+            if from >= to {
+                continue;
+            }
+            part.query_start.push((to - first) as i32);
+            // The context ends with the last token of the part.
+            let context = self.positions[to - 1] + 1;
+            part.context_len.push(context);
+            let blocks = (context as usize).div_ceil(self.block_size.max(1) as usize);
+            part.tables.push(self.tables[i][..blocks].to_vec());
+        }
+        part.token_ids.extend_from_slice(&self.token_ids[first..end]);
+        part.positions.extend_from_slice(&self.positions[first..end]);
+        part.slots.extend_from_slice(&self.slots[first..end]);
+        let rows = self.logit_rows.iter().map(|row| *row as usize).filter(|row| (first..end).contains(row));
+        part.logit_rows.extend(rows.map(|row| (row - first) as i32));
+        part
+    }
+
     /// Tokens.
     #[must_use]
     pub fn tokens(&self) -> usize {
@@ -141,6 +175,29 @@ mod tests {
         let mut table = Vec::new();
         batch.block_table(&mut table);
         assert_eq!(table, [3, 1, 2, 0]);
+    }
+
+    #[test]
+    fn parts_of_a_step_are_steps_of_the_same_tokens() {
+        let mut pool = KvPool::new(8, 8);
+        pool.committed(8);
+        let handles: Vec<_> = (0..5).map(|_| pool.allocate().unwrap()).collect();
+        let a = SequenceKv { blocks: vec![handles[3], handles[1]], len: 3 };
+        let b = SequenceKv { blocks: vec![handles[2], handles[4]], len: 0 };
+        let mut batch = Batch::new(4);
+        batch.push(&a, &[10], LogitRows::Last).unwrap();
+        batch.push(&b, &[20, 21, 22, 23, 24], LogitRows::All).unwrap();
+        let parts = batch.parts(2);
+        // The same as if the second sequence had been cut by hand.
+        let mut first = Batch::new(4);
+        first.push(&a, &[10], LogitRows::Last).unwrap();
+        first.push(&b, &[20, 21], LogitRows::All).unwrap();
+        let mut second = Batch::new(4);
+        second.push(&SequenceKv { len: 2, ..b }, &[22, 23, 24], LogitRows::All).unwrap();
+        for (part, wanted) in parts.iter().zip([first, second]) {
+            assert_eq!(format!("{part:?}"), format!("{wanted:?}"));
+        }
+        assert_eq!((parts.len(), batch.parts(1).len(), batch.parts(9).len()), (2, 0, 6));
     }
 
     #[test]

@@ -70,15 +70,24 @@ pub enum RuntimeError {
         /// What to do.
         help: &'static str,
     },
-    /// A device of a group failed, and with it the step.
-    #[error("{device}, rank {rank} of {ranks}: {source}")]
-    Rank {
-        /// Its number.
-        rank: usize,
-        /// Devices of the group.
+    /// A compiled model, and devices that hold parts of its weights.
+    #[error(
+        "{path} is compiled: it holds weights packed whole, and each of {ranks} tensor-parallel devices wants a part of them; load the file \
+         that it was compiled from, or divide the layers instead (--pipeline-parallel-size)"
+    )]
+    Packed {
+        /// The file.
+        path: String,
+        /// Devices that share each weight.
         ranks: usize,
+    },
+    /// A device of a group failed, and with it the step.
+    #[error("{device}, {place}: {source}")]
+    Member {
         /// Its name.
         device: String,
+        /// Its place in the group.
+        place: String,
         /// What happened.
         source: Box<Self>,
     },

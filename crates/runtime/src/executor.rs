@@ -2,11 +2,12 @@
 //!
 //! Everything that does not change from step to step is bound once: plans, weights, tables, arena ranges. A step copies its
 //! integer inputs to the device, sets the symbols and launches the list. Operands are bound anew only when a buffer moved.
-//! Where a second device helps out, each instruction has a side, and values are copied between the sides as
-//! [`crate::placement`] decided.
+//! Where several devices compute, as stages or because one helps out, each instruction has a side, and values are copied between the
+//! sides as [`crate::placement`] decided.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,7 +23,7 @@ use crate::cost::{self, Cost, Sizes, StepObserver};
 use crate::describe::{Context, Described, describe};
 use crate::group::{Member, is_exchange};
 use crate::kv_memory::KvMemory;
-use crate::placement::{self, Assignment, FALLBACK, MAIN, Side};
+use crate::placement::{self, Assignment, MAIN, Side, Transfer};
 use crate::weights::{WeightKey, WeightStore};
 
 /// Where an operand of a launch comes from.
@@ -113,15 +114,25 @@ pub struct Executor {
     assignment: Assignment,
     launches: Vec<Launch>,
     /// By side.
-    workspace_bytes: [u64; 2],
-    bound: [Option<(u64, u64)>; 2],
-    /// Sides that read each input of the program.
-    readers: Vec<[bool; 2]>,
+    workspace_bytes: Vec<u64>,
+    bound: Vec<Option<(u64, u64)>>,
+    /// By input of the program, whether each side reads it.
+    readers: Vec<Vec<bool>>,
     /// Side of the result.
     result: Side,
     /// Host memory that values cross in.
     crossing: Vec<u8>,
+    /// By stage, what it takes over, on its way.
+    carried: Vec<Vec<Vec<u8>>>,
     plans: usize,
+}
+
+/// A failure, and the side that it happened on.
+pub(crate) type Failed = (Side, RuntimeError);
+
+/// Names the side of failures.
+fn on<E: Into<RuntimeError>>(side: Side) -> impl Fn(E) -> Failed {
+    move |error| (side, error.into())
 }
 
 impl std::fmt::Debug for Executor {
@@ -188,7 +199,7 @@ pub(crate) struct DeviceSide {
 
 impl Executor {
     /// Plans every instruction and brings its weights into the form that the plan wants. Equal instructions share a plan.
-    /// `sides` holds the model's device and, if the assignment uses it, the one that helps out.
+    /// `sides` holds the device of each stage and, if the assignment uses it, the one that helps out.
     ///
     /// # Errors
     /// If a device can't do an op, or a weight does not fit.
@@ -199,15 +210,30 @@ impl Executor {
         states: &[StateDecl],
         sides: &mut [DeviceSide],
         progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, Failed> {
+        let mut at = MAIN;
+        Self::planned(program, assignment, phase, states, sides, progress, &mut at).map_err(|error| (at, error))
+    }
+
+    /// `at` is the side that is planned for.
+    fn planned(
+        program: Program,
+        assignment: Assignment,
+        phase: Phase,
+        states: &[StateDecl],
+        sides: &mut [DeviceSide],
+        progress: &mut dyn FnMut(usize, usize),
+        at: &mut Side,
     ) -> Result<Self, RuntimeError> {
         let context = Context { bounds: program.bounds, phase, states };
         let mut constants: HashMap<(Side, u32), Slice> = HashMap::new();
-        let mut plans = [Plans::default(), Plans::default()];
+        let mut plans: Vec<Plans> = sides.iter().map(|_| Plans::default()).collect();
         let mut launches = Vec::with_capacity(program.instructions.len());
-        let mut workspace_bytes = [0; 2];
+        let mut workspace_bytes = vec![0; sides.len()];
         for (i, instruction) in program.instructions.iter().enumerate() {
             let side = assignment.side(i);
-            let on = sides.get_mut(side).ok_or_else(|| no_buffer("the second device"))?;
+            *at = side;
+            let on = sides.get_mut(side).ok_or_else(|| no_buffer("another device"))?;
             if is_exchange(&instruction.op) {
                 launches.push(exchange(instruction, side, on)?);
                 progress(i + 1, program.instructions.len());
@@ -245,12 +271,14 @@ impl Executor {
             });
             progress(i + 1, program.instructions.len());
         }
-        let of_sides =
-            |place: &dyn Fn(&Place) -> bool| [MAIN, FALLBACK].map(|side| assignment.uses(&program, side, place));
+        let of_sides = |place: &dyn Fn(&Place) -> bool| {
+            (0..sides.len()).map(|side| assignment.uses(&program, side, place)).collect::<Vec<bool>>()
+        };
         let inputs = (0..program.inputs.len() as u32)
             .map(|wanted| of_sides(&|place| matches!(place, Place::Input { index } if *index == wanted)));
         let readers = inputs.collect();
-        let result = if of_sides(&|place| *place == Place::Result)[FALLBACK] { FALLBACK } else { MAIN };
+        let result = of_sides(&|place| *place == Place::Result).into_iter().position(|uses| uses).unwrap_or(MAIN);
+        let carried = assignment.parts.iter().map(|part| vec![Vec::new(); part.takes.len()]).collect();
         let plans = plans.iter().map(|plans| plans.shared.len()).sum();
         tracing::debug!(instructions = launches.len(), plans, ?workspace_bytes, "planned");
         Ok(Self {
@@ -258,10 +286,11 @@ impl Executor {
             assignment,
             launches,
             workspace_bytes,
-            bound: [None; 2],
+            bound: vec![None; sides.len()],
             readers,
             result,
             crossing: Vec::new(),
+            carried,
             plans,
         })
     }
@@ -273,13 +302,23 @@ impl Executor {
     }
     /// Bytes of workspace that its plans need on a side.
     #[must_use]
-    pub(crate) const fn workspace_bytes(&self, side: Side) -> u64 {
-        self.workspace_bytes[side]
+    pub(crate) fn workspace_bytes(&self, side: Side) -> u64 {
+        self.workspace_bytes.get(side).copied().unwrap_or(0)
     }
-    /// Values that a step copies between devices.
+    /// Values that a step copies between devices within stages.
     #[must_use]
     pub const fn crossings(&self) -> usize {
         self.assignment.transfers.len()
+    }
+    /// Stages.
+    #[must_use]
+    pub(crate) const fn stages(&self) -> usize {
+        self.assignment.parts.len()
+    }
+    /// The instructions of a stage.
+    pub(crate) fn instructions(&self, stage: usize) -> Range<usize> {
+        let first = |stage: usize| self.assignment.parts.get(stage).map_or(self.launches.len(), |part| part.first);
+        first(stage)..first(stage + 1)
     }
     /// Distinct plans.
     #[must_use]
@@ -306,11 +345,9 @@ impl Executor {
             Some(observer) => self.launch_observed(batch, &values, sides, observer)?,
         }
         Self::wait(sides)?;
-        if batch.rows() == 0 {
-            result.clear();
-            return Ok(());
-        }
-        self.read(&values, sides, result)
+        // What is there from the last step is written over: nothing is cleared first.
+        result.resize(batch.rows() * self.program.result_width as usize, 0.0);
+        self.read(sides, result)
     }
 
     /// Waits for everything that was launched.
@@ -318,21 +355,17 @@ impl Executor {
         sides.iter().try_for_each(|side| Ok(side.stream.wait()?))
     }
 
-    /// Brings the rows of the result to the host.
-    pub(crate) fn read(
-        &self,
-        values: &[i64; 5],
-        sides: &[DeviceSide],
-        result: &mut Vec<f32>,
-    ) -> Result<(), RuntimeError> {
-        let rows = values[Symbol::Rows as usize] as usize;
-        let count = rows * self.program.result_width as usize;
-        // What is there from the last step is written over: nothing is cleared first.
-        result.resize(count, 0.0);
+    /// The side of the result.
+    pub(crate) const fn result_side(&self) -> Side {
+        self.result
+    }
+
+    /// Brings rows of the result to the host.
+    pub(crate) fn read(&self, sides: &[DeviceSide], result: &mut [f32]) -> Result<(), RuntimeError> {
         let last = &sides[self.result];
         let buffer = last.buffers.result.as_ref().ok_or_else(|| no_buffer("the result"))?;
-        let slice = buffer.slice(0, 4 * count as u64)?;
-        last.stream.copy_to_host(&slice, bytemuck::cast_slice_mut(result.as_mut_slice()))?;
+        let slice = buffer.slice(0, 4 * result.len() as u64)?;
+        last.stream.copy_to_host(&slice, bytemuck::cast_slice_mut(result))?;
         Ok(())
     }
 
@@ -352,7 +385,7 @@ impl Executor {
     /// Brings the inputs of a step to the devices and makes every operand ready; gives the values of the symbols.
     pub(crate) fn begin(&mut self, batch: &Batch, sides: &mut [DeviceSide]) -> Result<[i64; 5], RuntimeError> {
         let values = self.symbol_values(batch, sides)?;
-        self.upload(batch, sides)?;
+        self.upload(batch, sides, &|_| true).map_err(|(_, error)| error)?;
         // A step whose result nobody wants still computes one row of it: programs have no way around its end.
         self.reserve_result(values[Symbol::Rows as usize] as u64, sides)?;
         for (side, on) in sides.iter().enumerate() {
@@ -361,23 +394,56 @@ impl Executor {
         Ok(values)
     }
 
-    /// Launches one instruction of a step that was begun.
-    pub(crate) fn launch_one(&mut self, i: usize, values: &[i64; 5], sides: &[DeviceSide]) -> Result<(), RuntimeError> {
-        let launch = self.launches.get_mut(i).ok_or_else(|| no_buffer("an instruction"))?;
-        launch.start(values, &sides[launch.side].stream)
+    /// Makes room for the results of parts of a step; gives the values of the symbols of each.
+    pub(crate) fn expect(&self, parts: &[Batch], sides: &mut [DeviceSide]) -> Result<Vec<[i64; 5]>, Failed> {
+        let values = parts.iter().map(|part| self.symbol_values(part, sides)).collect::<Result<Vec<_>, _>>();
+        let values = values.map_err(on(MAIN))?;
+        // Now, while nothing runs: a buffer that moves must not be in use.
+        let rows = values.iter().map(|values| values[Symbol::Rows as usize]).max().unwrap_or(1);
+        self.reserve_result(rows as u64, sides).map_err(on(self.result))?;
+        Ok(values)
     }
 
-    /// Launches one instruction and the copies before it, of which `crossed` were made; gives how many were made now.
-    pub(crate) fn launch_next(
+    /// Brings what a stage needs for a part of a step to its devices: inputs, and what the stage before has left. Nothing of this stage runs.
+    pub(crate) fn enter(
         &mut self,
-        i: usize,
-        crossed: usize,
+        stage: usize,
+        batch: &Batch,
         values: &[i64; 5],
-        sides: &[DeviceSide],
-    ) -> Result<usize, RuntimeError> {
-        let crossed = cross(&self.assignment, crossed, i, values, sides, &mut self.crossing)?;
-        self.launch_one(i, values, sides)?;
-        Ok(crossed)
+        sides: &mut [DeviceSide],
+    ) -> Result<(), Failed> {
+        // The stage's own, and the one that helps out.
+        let (stages, all) = (self.stages(), sides.len());
+        let here = |side: Side| side == stage || side >= stages;
+        self.upload(batch, sides, &here)?;
+        if let (Some(part), Some(memory)) = (self.assignment.parts.get(stage), self.carried.get(stage)) {
+            for (take, memory) in part.takes.iter().zip(memory) {
+                put(take, values, sides, memory)?;
+            }
+        }
+        for side in (0..all).filter(|side| here(*side)) {
+            self.bind(side, &sides[side]).map_err(on(side))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a stage and takes what the next one needs of it to the host, so that the stage can begin something else.
+    pub(crate) fn leave(&mut self, stage: usize, values: &[i64; 5], sides: &[DeviceSide]) -> Result<(), Failed> {
+        let Some(next) = self.assignment.parts.get(stage + 1) else { return Ok(()) };
+        let Some(memory) = self.carried.get_mut(stage + 1) else { return Ok(()) };
+        next.takes.iter().zip(memory).try_for_each(|(take, memory)| get(take, values, sides, memory))
+    }
+
+    /// Launches one instruction of a step that was begun.
+    pub(crate) fn launch_one(&mut self, i: usize, values: &[i64; 5], sides: &[DeviceSide]) -> Result<(), Failed> {
+        let launch = self.launches.get_mut(i).ok_or_else(|| (MAIN, no_buffer("an instruction")))?;
+        launch.start(values, &sides[launch.side].stream).map_err(on(launch.side))
+    }
+
+    /// Launches one instruction and the copies before it.
+    pub(crate) fn launch_next(&mut self, i: usize, values: &[i64; 5], sides: &[DeviceSide]) -> Result<(), Failed> {
+        cross(&self.assignment, i, values, sides, &mut self.crossing)?;
+        self.launch_one(i, values, sides)
     }
 
     /// Bytes of each weight of an instruction, and what it costs.
@@ -398,12 +464,7 @@ impl Executor {
         if let ([only], true) = (sides, self.assignment.transfers.is_empty()) {
             return self.launches.iter_mut().try_for_each(|launch| launch.start(values, &only.stream));
         }
-        let mut crossed = 0;
-        for (i, launch) in self.launches.iter_mut().enumerate() {
-            crossed = cross(&self.assignment, crossed, i, values, sides, &mut self.crossing)?;
-            launch.start(values, &sides[launch.side].stream)?;
-        }
-        Ok(())
+        (0..self.launches.len()).try_for_each(|i| self.launch_next(i, values, sides).map_err(|(_, error)| error))
     }
 
     /// One instruction after the other: each is waited for before the next. What is copied for it counts as its time.
@@ -415,10 +476,9 @@ impl Executor {
         observer: &mut dyn StepObserver,
     ) -> Result<(), RuntimeError> {
         let sizes = Sizes { batch, symbols: values };
-        let mut crossed = 0;
         for (i, (launch, instruction)) in self.launches.iter_mut().zip(&self.program.instructions).enumerate() {
             let start = Instant::now();
-            crossed = cross(&self.assignment, crossed, i, values, sides, &mut self.crossing)?;
+            cross(&self.assignment, i, values, sides, &mut self.crossing).map_err(|(_, error)| error)?;
             let stream = &sides[launch.side].stream;
             launch.start(values, stream)?;
             stream.wait()?;
@@ -459,7 +519,8 @@ impl Executor {
         Ok(values)
     }
 
-    fn upload(&self, batch: &Batch, sides: &mut [DeviceSide]) -> Result<(), RuntimeError> {
+    /// Brings the inputs to those of the wanted sides that read them.
+    fn upload(&self, batch: &Batch, sides: &mut [DeviceSide], wanted: &dyn Fn(Side) -> bool) -> Result<(), Failed> {
         let mut table = std::mem::take(&mut sides[MAIN].buffers.table);
         batch.block_table(&mut table);
         let no_rows = [0i32];
@@ -474,18 +535,18 @@ impl Executor {
                 inputs::LOGIT_ROWS if batch.logit_rows.is_empty() => &no_rows,
                 inputs::LOGIT_ROWS => &batch.logit_rows,
                 other => {
-                    return Err(RuntimeError::Step {
+                    let error = RuntimeError::Step {
                         what: "input",
                         expected: "one of the known inputs".into(),
                         found: other.to_owned(),
-                    });
+                    };
+                    return Err((MAIN, error));
                 }
             };
             let bytes: &[u8] = bytemuck::cast_slice(values);
-            for on in sides.iter_mut().zip(readers).filter(|(_, reads)| **reads).map(|(on, _)| on) {
-                on.buffers.ensure_input(&on.device, name, bytes.len() as u64)?;
-                let buffer = on.buffers.inputs.get(name).ok_or_else(|| no_buffer(name))?;
-                on.stream.copy_from_host(bytes, &buffer.slice(0, bytes.len() as u64)?)?;
+            let readers = sides.iter_mut().zip(readers).enumerate();
+            for (side, (at, _)) in readers.filter(|(side, (_, reads))| **reads && wanted(*side)) {
+                at.take_input(name, bytes).map_err(on(side))?;
             }
         }
         sides[MAIN].buffers.table = table;
@@ -507,28 +568,49 @@ impl Executor {
     }
 }
 
-/// Copies the values that instruction `at` needs from the other side; `next` is the first copy that was not made yet.
+/// Copies the values that instruction `at` needs from other sides.
 fn cross(
     assignment: &Assignment,
-    mut next: usize,
     at: usize,
     values: &[i64; 5],
     sides: &[DeviceSide],
     memory: &mut Vec<u8>,
-) -> Result<usize, RuntimeError> {
-    while let Some(transfer) = assignment.transfers.get(next).filter(|transfer| transfer.before == at) {
-        let (from, to) = (&sides[transfer.from()], &sides[transfer.to]);
-        let bytes = transfer.bytes(values);
-        let slice = |side: &DeviceSide| {
-            let rest = side.arenas.slice(transfer.pool, transfer.offset).ok_or_else(|| no_buffer("an operand"))?;
-            Ok::<Slice, RuntimeError>(rest.slice(0, bytes)?)
-        };
-        memory.resize(usize::try_from(bytes).unwrap_or(usize::MAX), 0);
-        from.stream.copy_to_host(&slice(from)?, memory)?;
-        to.stream.copy_from_host(memory, &slice(to)?)?;
-        next += 1;
+) -> Result<(), Failed> {
+    let first = assignment.transfers.partition_point(|transfer| transfer.before < at);
+    for transfer in assignment.transfers.iter().skip(first).take_while(|transfer| transfer.before == at) {
+        get(transfer, values, sides, memory)?;
+        put(transfer, values, sides, memory)?;
     }
-    Ok(next)
+    Ok(())
+}
+
+/// Brings a value to the host.
+fn get(transfer: &Transfer, values: &[i64; 5], sides: &[DeviceSide], memory: &mut Vec<u8>) -> Result<(), Failed> {
+    let bytes = transfer.bytes(values);
+    memory.resize(usize::try_from(bytes).unwrap_or(usize::MAX), 0);
+    let from = &sides[transfer.from];
+    let slice = from.temporary(transfer, bytes).map_err(on(transfer.from))?;
+    from.stream.copy_to_host(&slice, memory).map_err(on(transfer.from))
+}
+
+/// Brings a value from the host to where it is read.
+fn put(transfer: &Transfer, values: &[i64; 5], sides: &[DeviceSide], memory: &[u8]) -> Result<(), Failed> {
+    let to = &sides[transfer.to];
+    let slice = to.temporary(transfer, transfer.bytes(values)).map_err(on(transfer.to))?;
+    to.stream.copy_from_host(memory, &slice).map_err(on(transfer.to))
+}
+
+impl DeviceSide {
+    fn temporary(&self, transfer: &Transfer, bytes: u64) -> Result<Slice, RuntimeError> {
+        let rest = self.arenas.slice(transfer.pool, transfer.offset).ok_or_else(|| no_buffer("an operand"))?;
+        Ok(rest.slice(0, bytes)?)
+    }
+
+    fn take_input(&mut self, name: &'static str, bytes: &[u8]) -> Result<(), RuntimeError> {
+        self.buffers.ensure_input(&self.device, name, bytes.len() as u64)?;
+        let buffer = self.buffers.inputs.get(name).ok_or_else(|| no_buffer(name))?;
+        Ok(self.stream.copy_from_host(bytes, &buffer.slice(0, bytes.len() as u64)?)?)
+    }
 }
 
 fn resolve(source: &Source, program: &Program, on: &DeviceSide) -> Result<Option<Slice>, RuntimeError> {

@@ -29,20 +29,31 @@ pub(crate) struct Member {
     reduction: Reduction,
 }
 
-impl Member {
-    /// Joins devices; gives a member for each.
-    pub(crate) fn join(devices: &[Device]) -> Result<Vec<Self>, RuntimeError> {
-        let refuse = |reason: String, help| {
-            let names: Vec<&str> = devices.iter().map(|device| device.info().name.as_str()).collect();
-            Err(RuntimeError::Group { devices: names.join(" and "), reason, help })
-        };
-        let one_each = "leave --tensor-parallel-size out, so that each device has the whole model";
-        let Some(first) = devices.first() else { return Ok(Vec::new()) };
-        let of_type = |device: &Device| (device.plugin().name().to_owned(), device.info().fingerprint.clone());
-        if let Some(other) = devices.iter().find(|device| of_type(device) != of_type(first)) {
-            let found = format!("{} is of another type than {}", other.info().name, first.info().name);
-            return refuse(found, "name devices of one type");
+/// Refuses devices that don't give the same bits.
+pub(crate) fn check_types(devices: &[Device]) -> Result<(), RuntimeError> {
+    let of_type = |device: &Device| (device.plugin().name().to_owned(), device.info().fingerprint.clone());
+    let Some(first) = devices.first() else { return Ok(()) };
+    match devices.iter().find(|device| of_type(device) != of_type(first)) {
+        None => Ok(()),
+        Some(other) => {
+            let found = format!("{} is of another type than {}", other.label(), first.label());
+            Err(refusal(devices, found, "name devices of one type"))
         }
+    }
+}
+
+/// Why devices can't compute a model together.
+pub(crate) fn refusal(devices: &[Device], reason: String, help: &'static str) -> RuntimeError {
+    let names: Vec<String> = devices.iter().map(Device::label).collect();
+    RuntimeError::Group { devices: names.join(" and "), reason, help }
+}
+
+impl Member {
+    /// Joins devices of one type; gives a member for each.
+    pub(crate) fn join(devices: &[Device]) -> Result<Vec<Self>, RuntimeError> {
+        let refuse = |reason: String, help| Err(refusal(devices, reason, help));
+        let one_each = "leave --tensor-parallel-size out, so that each device has whole layers";
+        let Some(first) = devices.first() else { return Ok(Vec::new()) };
         if !first.caps().has(QHAL_FEATURE_COLLECTIVES) {
             let reason = format!("the plugin {} has no collectives", first.plugin().name());
             return refuse(reason, one_each);

@@ -13,7 +13,8 @@ use crate::{Bytes, RuntimeError};
 /// Buffers of every state and layer.
 #[derive(Debug)]
 pub struct KvMemory {
-    layers: Vec<Vec<Layer>>,
+    /// By state and layer; none for a layer that another device holds.
+    layers: Vec<Vec<Option<Layer>>>,
     limit: u32,
     committed: u32,
     growable: bool,
@@ -34,16 +35,18 @@ pub fn block_bytes(state: &StateDecl, dtype: DType, block_size: u32) -> u64 {
     elements.saturating_mul(dtype.block_bytes() as u64)
 }
 
-/// Bytes of one block over all layers of the states that `held` says are on a device.
+/// Bytes of one block over all layers of states that `held` says are on a device.
 #[must_use]
-pub fn bytes_per_block(graph: &Graph, dtype: DType, block_size: u32, held: &dyn Fn(StateId) -> bool) -> u64 {
-    let bytes = |state: &StateDecl| block_bytes(state, dtype, block_size).saturating_mul(u64::from(state.layers));
-    let held = graph.states.iter().enumerate().filter(|(at, _)| held(StateId(*at as u32)));
-    held.map(|(_, state)| bytes(state)).fold(0, u64::saturating_add)
+pub fn bytes_per_block(graph: &Graph, dtype: DType, block_size: u32, held: &dyn Fn(StateId, u32) -> bool) -> u64 {
+    let bytes = |(at, state): (usize, &StateDecl)| {
+        let layers = (0..state.layers).filter(|i| held(StateId(at as u32), state.first_layer.saturating_add(*i)));
+        block_bytes(state, dtype, block_size).saturating_mul(layers.count() as u64)
+    };
+    graph.states.iter().enumerate().map(bytes).fold(0, u64::saturating_add)
 }
 
 impl KvMemory {
-    /// Address space for `limit` blocks of every layer of the states that `held` says are on this device.
+    /// Address space for `limit` blocks of every layer of a state that `held` says is on this device.
     ///
     /// # Errors
     /// If the device has not so much address space or memory.
@@ -53,16 +56,12 @@ impl KvMemory {
         dtype: DType,
         block_size: u32,
         limit: u32,
-        held: &dyn Fn(StateId) -> bool,
+        held: &dyn Fn(StateId, u32) -> bool,
     ) -> Result<Self, RuntimeError> {
         let growable = device.caps().has(QHAL_FEATURE_VMM);
         let granularity = device.caps().vmm_granularity.unwrap_or(1).max(1);
         let mut layers = Vec::with_capacity(graph.states.len());
         for (at, state) in graph.states.iter().enumerate() {
-            if !held(StateId(at as u32)) {
-                layers.push(Vec::new());
-                continue;
-            }
             let block_bytes = block_bytes(state, dtype, block_size);
             let bytes = block_bytes
                 .checked_mul(u64::from(limit))
@@ -73,11 +72,15 @@ impl KvMemory {
                     available: Bytes(0),
                 })?;
             let layer = |i: u32| {
-                let name = format!("{}.{}", state.name, state.first_layer + i);
+                let layer = state.first_layer.saturating_add(i);
+                if !held(StateId(at as u32), layer) {
+                    return Ok(None);
+                }
+                let name = format!("{}.{layer}", state.name);
                 let mut desc = BufferDesc::new(bytes, QHAL_USAGE_KV, Scope::Dynamic, name);
                 desc.growth_hint = bytes;
                 let buffer = if growable { device.reserve(&desc)? } else { device.alloc(&desc)? };
-                Ok(Layer { buffer, block_bytes, committed: if growable { 0 } else { bytes } })
+                Ok(Some(Layer { buffer, block_bytes, committed: if growable { 0 } else { bytes } }))
             };
             layers.push((0..state.layers).map(layer).collect::<Result<Vec<_>, RuntimeError>>()?);
         }
@@ -87,7 +90,7 @@ impl KvMemory {
     /// Bytes of one block over all layers.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
-        self.layers.iter().flatten().map(|layer| layer.block_bytes).sum()
+        self.layers.iter().flatten().flatten().map(|layer| layer.block_bytes).sum()
     }
 
     /// Backs blocks `0..total`.
@@ -99,7 +102,7 @@ impl KvMemory {
             return Ok(());
         }
         let total = total.min(self.limit);
-        for layer in self.layers.iter_mut().flatten() {
+        for layer in self.layers.iter_mut().flatten().flatten() {
             let end = (u64::from(total) * layer.block_bytes).next_multiple_of(self.granularity);
             if end > layer.committed {
                 layer.buffer.commit(layer.committed, end - layer.committed)?;
@@ -113,13 +116,13 @@ impl KvMemory {
     /// The whole cache of a layer, backed or not.
     #[must_use]
     pub fn slice(&self, state: StateId, layer: u32) -> Option<Slice> {
-        self.layers.get(state.index())?.get(layer as usize).map(|layer| layer.buffer.whole())
+        self.layers.get(state.index())?.get(layer as usize)?.as_ref().map(|layer| layer.buffer.whole())
     }
 
     /// Whether a cache is held here.
     #[must_use]
     pub fn has_states(&self) -> bool {
-        self.layers.iter().any(|layers| !layers.is_empty())
+        self.layers.iter().flatten().any(Option::is_some)
     }
 
     /// Blocks that are backed.
@@ -131,6 +134,6 @@ impl KvMemory {
     /// Bytes that are backed, over all layers.
     #[must_use]
     pub fn committed_bytes(&self) -> u64 {
-        self.layers.iter().flatten().map(|layer| layer.committed).sum()
+        self.layers.iter().flatten().flatten().map(|layer| layer.committed).sum()
     }
 }

@@ -22,6 +22,7 @@ pub mod kv_memory;
 pub mod kv_pool;
 mod model;
 mod placement;
+mod stages;
 pub mod weights;
 
 pub use batch::{Batch, LogitRows, SequenceKv};
@@ -30,6 +31,7 @@ pub use device_model::HalDeviceModel;
 pub use error::{Bytes, RuntimeError};
 pub use executor::Executor;
 pub use model::{Compiled, Explained, MemoryReport, Model, ModelOptions, OpDifference, PlannedOp, PlannedStep};
-pub use placement::{Fallback, MAX_CROSSINGS, Placement};
+pub use placement::{Fallback, MAX_CROSSINGS, MICRO_BATCH_TOKENS, Placement};
 pub use qwen_ir::passes::{KvDType, PassName, Policy};
 pub use qwen_ir::program::StepResult;
+pub use stages::Stage;

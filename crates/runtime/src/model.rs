@@ -11,16 +11,18 @@ use qwen_ir::{Graph, GrowthPattern, MlaForm, Op, Phase, Symbol, SymbolBounds};
 use crate::batch::{Batch, SequenceKv};
 use crate::cost::{Cost, StepObserver};
 use crate::device_model::HalDeviceModel;
-use crate::executor::{DeviceSide, Executor};
+use crate::executor::{DeviceSide, Executor, Failed};
 use crate::kv_memory::{self, KvMemory};
 use crate::kv_pool::{KvPool, KvPoolStats};
-use crate::placement::{Decided, FALLBACK, Fallback, MAIN, Placement, Side, Step};
-use crate::{Bytes, RuntimeError};
+use crate::placement::{Decided, Fallback, MAIN, Placement, Side, Step};
+use crate::stages::{self, Stage, Stages};
+use crate::{Bytes, RuntimeError, group};
 
 mod compile;
 mod differences;
 mod planned;
 mod rank;
+mod walk;
 
 pub use compile::Compiled;
 pub use differences::OpDifference;
@@ -86,8 +88,10 @@ pub struct MemoryReport {
 
 /// A model on a device, or on several that compute it together.
 pub struct Model {
-    /// A device's part each; one alone has the whole.
+    /// A part of every layer each; one alone has the whole.
     ranks: Vec<Rank>,
+    /// Which layers are on which devices.
+    stages: Stages,
     placement: Placement,
     graph: Graph,
     options: ModelOptions,
@@ -110,6 +114,34 @@ type ProgramKey = (StepResult, Phase, u32);
 
 fn has_latent_attention(graph: &Graph) -> bool {
     graph.nodes.iter().any(|node| matches!(node.op, Op::MlaAttention { .. }))
+}
+
+/// Divides a model's layers among the stages of a group.
+fn stages_of(
+    graph: &Graph,
+    placement: &Placement,
+    options: &ModelOptions,
+    block_size: u32,
+    limit: u32,
+) -> Result<Stages, RuntimeError> {
+    let devices: Vec<Device> = placement.members().cloned().collect();
+    let count = placement.stages;
+    if count == 0 || !devices.len().is_multiple_of(count) {
+        let reason = format!("{} devices are not {count} stages of as many each", devices.len());
+        return Err(group::refusal(&devices, reason, "name a multiple of --pipeline-parallel-size"));
+    }
+    let cached = options.kv_dtype.storage(options.policy);
+    let cache = |layer: u32| {
+        let held = |_, of: u32| of == layer;
+        kv_memory::bytes_per_block(graph, cached, block_size, &held).saturating_mul(u64::from(limit))
+    };
+    let of_stage = |devices: &[Device]| devices.iter().map(|device| device.caps().memory_total).min().flatten();
+    let memory: Vec<Option<u64>> = devices.chunks(devices.len() / count).map(of_stage).collect();
+    Stages::new(graph, &cache, &memory).ok_or_else(|| {
+        let layers = stages::layers(graph);
+        let reason = format!("{layers} layers can't be divided into {count} stages, each of which has one at least");
+        group::refusal(&devices, reason, "take a smaller --pipeline-parallel-size")
+    })
 }
 
 /// Step sizes that have a program of their own: small ones keep their temporaries in the cache.
@@ -158,8 +190,10 @@ impl Model {
             found: options.max_cached_tokens.to_string(),
         })?;
         let phase_matters = options.mla_form.is_none() && has_latent_attention(&graph);
+        let stages = stages_of(&graph, placement, &options, block_size, limit)?;
         Ok(Self {
-            ranks: Rank::all(&graph, checkpoint, placement, block_size)?,
+            ranks: Rank::all(&graph, checkpoint, placement, &stages, block_size)?,
+            stages,
             placement: placement.clone(),
             kv_pool: KvPool::new(limit, 8),
             graph,
@@ -209,44 +243,41 @@ impl Model {
             self.reports.clone_from(&compiled.reports);
             self.dump.clone_from(&compiled.dump);
         }
-        let Decided { assignments, state_sides, .. } = self.assign(rank, &programs)?;
+        let decided = self.assign(rank, &programs)?;
         for side in 0..self.ranks[rank].sides.len() {
-            let held = |state: qwen_ir::StateId| state_sides.get(state.index()) == Some(&side);
+            let stages = self.stages.clone();
+            let held = |state, layer| decided.holder(&stages, state, layer) == side;
             self.check_memory(rank, side, kv_dtype, &held)?;
             let Rank { sides, graph, .. } = &mut self.ranks[rank];
             let on = &mut sides[side];
-            on.kv = KvMemory::reserve(&on.device, graph, kv_dtype, self.block_size, limit, &held)?;
-        }
-        let total = programs.len();
-        let Rank { sides, executors, .. } = &mut self.ranks[rank];
-        for (i, ((phase, tokens, compiled), assignment)) in programs.into_iter().zip(assignments).enumerate() {
-            let mut part = |done: usize, of: usize| progress(i * of + done, total * of);
-            let states = &compiled.graph.states;
-            let executor = Executor::new(compiled.program, assignment, phase, states, sides, &mut part)?;
-            let arenas = executor.program().arena_bytes;
-            for (side, on) in sides.iter_mut().enumerate() {
-                on.arenas.ensure(&on.device, arenas, executor.workspace_bytes(side))?;
+            match KvMemory::reserve(&on.device, graph, kv_dtype, self.block_size, limit, &held) {
+                Ok(kv) => on.kv = kv,
+                Err(error) => return Err(self.blame(rank, (side, error))),
             }
-            if executor.program().result == StepResult::Hidden {
-                // A mean wants every row of a step: what that takes is taken now, not while a request runs.
-                executor.reserve_result(u64::from(tokens), sides)?;
-            }
-            executors.insert((executor.program().result, phase, tokens), executor);
         }
-        Ok(())
+        let programs = programs.into_iter().zip(decided.assignments).collect();
+        self.ranks[rank].plan(programs, progress).map_err(|failed| self.blame(rank, failed))
+    }
+
+    /// Says which device of a group failed.
+    fn blame(&self, rank: usize, (side, error): Failed) -> RuntimeError {
+        if !self.is_group() {
+            return error;
+        }
+        self.ranks[rank].blame(side, self.ranks.len(), self.stages.count(), error)
     }
 
     /// Side of every instruction of the programs and of every state. A device that helps out and has nothing to do is let go.
     fn assign(&mut self, rank: usize, programs: &[Step]) -> Result<Decided, RuntimeError> {
-        let Some(fallback) = &self.placement.fallback else { return Ok(Decided::alone(programs)) };
-        let decided = Decided::new(&self.ranks[rank].sides[MAIN].device, programs)?;
-        decided.check(&self.placement, programs)?;
+        let decided = Decided::new(&self.placement, &self.ranks[rank].sides[MAIN].device, &self.stages, programs)?;
+        decided.check(&self.placement, &self.stages, programs)?;
         if decided.fallbacks.is_empty() {
-            self.ranks[rank].sides.truncate(1);
-            return Ok(Decided::alone(programs));
+            self.ranks[rank].sides.truncate(self.stages.count());
+            return Ok(decided);
         }
+        let Some(fallback) = &self.placement.fallback else { return Ok(decided) };
         if rank > 0 {
-            // All ranks are of one type: what is told of the first holds for each.
+            // All devices are of one type: what is told of the first holds for each.
             return Ok(decided);
         }
         for refused in &decided.fallbacks {
@@ -271,7 +302,7 @@ impl Model {
         rank: usize,
         side: Side,
         kv_dtype: DType,
-        held: &dyn Fn(qwen_ir::StateId) -> bool,
+        held: &dyn Fn(qwen_ir::StateId, u32) -> bool,
     ) -> Result<(), RuntimeError> {
         let limit = self.kv_pool.limit();
         let Rank { sides, graph, .. } = &self.ranks[rank];
@@ -286,7 +317,7 @@ impl Model {
                     self.options.max_cached_tokens,
                     limit,
                     self.block_size,
-                    if self.ranks.len() > 1 { " on each device of the group" } else { "" }
+                    if self.is_group() { format!(" on {}", sides[side].device.label()) } else { String::new() }
                 ),
                 needed: Bytes(needed),
                 available: Bytes(available),
@@ -338,9 +369,10 @@ impl Model {
         options.mla_form = self.options.mla_form;
         options.result = result;
         options.dump_after = self.options.dump_after;
-        let Rank { sides, graph, shard, .. } = &self.ranks[rank];
+        let of_rank = &self.ranks[rank];
+        let Rank { sides, graph, shard, .. } = of_rank;
         options.shard = *shard;
-        let fallback = sides.get(FALLBACK).map(|side| &side.device);
+        let fallback = of_rank.fallback(&self.stages).map(|side| &side.device);
         let device = HalDeviceModel::new(&sides[MAIN].device, bounds, phase, &graph.states).with_fallback(fallback);
         let device = device.with_twin(twin);
         let _span = tracing::info_span!("compile", ?phase, tokens).entered();
@@ -443,9 +475,9 @@ impl Model {
         observer: Option<&mut dyn StepObserver>,
     ) -> Result<(), RuntimeError> {
         let key = self.executor_for(result, phase, batch)?;
-        if self.ranks.len() > 1 {
-            let width = self.width(result);
-            return rank::run(&mut self.ranks, key, batch, width, out, observer);
+        if self.is_group() {
+            let (width, micro_batch_tokens) = (self.width(result), self.placement.micro_batch_tokens);
+            return walk::run(&mut self.ranks, key, batch, micro_batch_tokens, width, out, observer);
         }
         let Rank { sides, executors, .. } = &mut self.ranks[0];
         let Some(executor) = executors.get_mut(&key) else { return Err(self.too_large(phase, batch)) };
@@ -532,6 +564,9 @@ impl Model {
             _ => own,
         }
     }
+    fn is_group(&self) -> bool {
+        self.ranks.len() > 1 || self.stages.count() > 1
+    }
     /// Everything that it has on devices.
     fn sides(&self) -> impl Iterator<Item = &DeviceSide> {
         self.ranks.iter().flat_map(|rank| &rank.sides)
@@ -551,9 +586,24 @@ impl Model {
     pub fn device(&self) -> &Device {
         &self.ranks[0].sides[MAIN].device
     }
-    /// The devices that compute it together, in order of rank; one alone is the only one.
+    /// The devices that compute it together: those of the first stage in order of rank, then those of the next; one alone is the only one.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
-        self.ranks.iter().map(|rank| &rank.sides[MAIN].device)
+        self.placement.members()
+    }
+    /// Devices that have parts of the same layers. Results depend on their number alone, not on that of stages.
+    #[must_use]
+    pub const fn ranks(&self) -> usize {
+        self.ranks.len()
+    }
+    /// The layers of each stage.
+    #[must_use]
+    pub fn stages(&self) -> &[Stage] {
+        self.stages.all()
+    }
+    /// Where it computes.
+    #[must_use]
+    pub const fn placement(&self) -> &Placement {
+        &self.placement
     }
     /// What another device computes, because the model's own refuses it.
     #[must_use]

@@ -100,7 +100,7 @@ pub struct DeviceReport {
     pub quarantines: u64,
     /// Tests by known answers.
     pub known_answer_tests: u64,
-    /// Of a group that computes the model together: its devices, in order of rank. Left out for a device alone.
+    /// Of a group that computes the model together: its devices, as `--device` names them. Left out for a device alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<MemberReport>,
 }
@@ -114,6 +114,8 @@ pub struct MemberReport {
     pub status: String,
     /// Degrees Celsius.
     pub temperature: Option<f64>,
+    /// Percent of its memory in use.
+    pub memory_util: Option<f64>,
 }
 
 /// Asks the devices how they are.

@@ -224,6 +224,12 @@ struct DeviceLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MemberLabel {
+    device: String,
+    member: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EngineLabel {
     engine: usize,
 }
@@ -361,6 +367,15 @@ impl Snapshot {
             }
             family.encode(encoder.encode_descriptor(name, help, None, family.metric_type())?)?;
         }
+        let memory = Gauges::default();
+        for (device, member) in self.devices.iter().flat_map(|device| device.members.iter().map(move |m| (device, m))) {
+            let label = MemberLabel { device: device.name.clone(), member: member.name.clone() };
+            if let Some(percent) = member.memory_util {
+                memory.get_or_create(&label).set(percent);
+            }
+        }
+        let (name, help) = ("qwen:member_memory_percent", "Memory of a group's device in use");
+        memory.encode(encoder.encode_descriptor(name, help, None, memory.metric_type())?)?;
         let faults: Family<DeviceLabel, Counter> = Family::default();
         for device in &self.devices {
             faults.get_or_create(&DeviceLabel { device: device.name.clone() }).inc_by(device.error_count);

@@ -86,9 +86,12 @@ struct Report<'a> {
     precision: Precision,
     threads: usize,
     device: String,
-    /// Devices that computed the model together; bytes and operations of a step are those of each.
+    /// Devices that computed every layer together; bytes and operations of a step are those of each.
     #[serde(skip_serializing_if = "is_one")]
     tensor_parallel_size: usize,
+    /// Stages that the layers were divided into; bytes and operations of a step are those of all.
+    #[serde(skip_serializing_if = "is_one")]
+    pipeline_parallel_size: usize,
     instruction_set: &'static str,
     #[serde(flatten)]
     workload: Workload,
@@ -144,16 +147,16 @@ impl Throughput {
         let path = model::resolve(&self.model.model)?;
         let placement = plugins::place(&self.place, model::file_bytes(&path))?;
         let threads = self.place.threads.map_or_else(qwen_hal::available_threads, |n| n as usize);
-        let ranks = placement.ranks().count();
+        let (devices, stages) = (placement.members().count(), placement.stages);
         // This machine's limits are not those of several devices.
-        let measures_limits = !self.no_limits && ranks == 1;
+        let measures_limits = !self.no_limits && devices == 1;
         // The probe's memory must not count as the model's.
         let mut probes: Vec<Limits> = Vec::new();
         if measures_limits && reset_peak() {
             probes.extend(limits::measure(threads));
         }
         let resettable = reset_peak();
-        let name = Placement::title(placement.ranks());
+        let name = Placement::title(placement.members());
         let start = Instant::now();
         let mut loaded = self.load(&path, placement, &workload)?;
         let load_seconds = start.elapsed().as_secs_f64();
@@ -181,7 +184,8 @@ impl Throughput {
             precision: self.precision,
             threads,
             device: name,
-            tensor_parallel_size: ranks,
+            tensor_parallel_size: devices / stages.max(1),
+            pipeline_parallel_size: stages,
             instruction_set: qwen_cpu::isa::Isa::current().name(),
             workload,
             prefill: part(prefill, of_prefill),
@@ -298,10 +302,16 @@ impl Report<'_> {
             printable(&self.device)
         )?;
         writeln!(out, "{DIM}batch {batch}, depth {depth}, median of {repetitions}, lowest to highest{DIM:#}")?;
-        if self.tensor_parallel_size > 1 {
+        let of_whom = match (self.tensor_parallel_size, self.pipeline_parallel_size) {
+            (1, 1) => None,
+            (_, 1) => Some("each device"),
+            (1, _) => Some("all stages together"),
+            _ => Some("one rank over all stages"),
+        };
+        if let Some(whom) = of_whom {
             writeln!(
                 out,
-                "{DIM}what a step reads and computes is told of each device; this machine's limits are not theirs{DIM:#}"
+                "{DIM}what a step reads and computes is told of {whom}; this machine's limits are not theirs{DIM:#}"
             )?;
         }
         if let Some(part) = &self.prefill {

@@ -273,7 +273,7 @@ impl Report {
             can: ABILITIES.iter().filter(|(bit, _)| entry.bits & bit != 0).map(|(_, name)| *name).collect(),
         };
         Self {
-            device: plugins::name_of(device),
+            device: device.label(),
             plugin: manifest.name.clone(),
             plugin_version: manifest.version.clone(),
             index: info.index,

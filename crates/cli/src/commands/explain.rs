@@ -5,10 +5,11 @@ use std::io::Write;
 use clap::Args;
 use qwen_dispatch::bandwidth_text;
 use qwen_engine::{EngineError, Fallback, Placement};
+use qwen_hal::Device;
 use serde::Serialize;
 
 use crate::arguments::{ModelArgument, RuntimeArguments};
-use crate::console::{DIM, NAME, grouped, print_json, printable, stdout};
+use crate::console::{DIM, NAME, bytes, grouped, print_json, printable, stdout};
 use crate::dispatch::{self, Choosers, Counted, StepSize};
 use crate::error::{CliError, sentence};
 use crate::model::{self, Wish};
@@ -46,8 +47,11 @@ pub struct Explain {
 struct Answer<'a> {
     model: &'a str,
     device: String,
-    /// Devices that compute the model together, in order of rank; empty for one alone.
+    /// Devices that compute the model together, stage by stage and in order of rank; empty for one alone.
     members: Vec<String>,
+    /// Of stages, the layers of each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    stages: Vec<Layers>,
     chip: Option<&'a str>,
     bandwidth: Option<f64>,
     bandwidth_origin: Option<&'static str>,
@@ -60,6 +64,16 @@ struct Answer<'a> {
     /// Why the model would not be loaded so.
     refused: Option<String>,
     decisions: Vec<Counted>,
+}
+
+/// The layers of a stage.
+#[derive(Debug, Serialize)]
+struct Layers {
+    devices: Vec<String>,
+    first_layer: u32,
+    layers: u32,
+    /// Weights as they are stored, and the cache.
+    bytes: u64,
 }
 
 /// A step, and the values that it copies between devices.
@@ -116,17 +130,26 @@ impl Explain {
             let (crossings, exchanges) = dispatch::transfers(&planned, size);
             Step { size, crossings, exchanges }
         };
-        let groups = self.runtime.place.device.groups(self.runtime.place.tensor_parallel_size)?;
+        let groups = self.runtime.place.groups()?;
         let members = groups.first().map(plugins::Group::members).unwrap_or_default();
+        let ranks = (members.len() / planned.stages.len().max(1)).max(1);
+        let stages = planned.stages.iter().zip(members.chunks(ranks)).map(|(stage, devices)| Layers {
+            devices: devices.to_vec(),
+            first_layer: stage.first_layer,
+            layers: stage.layers,
+            bytes: stage.bytes,
+        });
+        let stages = if planned.stages.len() > 1 { stages.collect() } else { Vec::new() };
         let (bandwidth, bandwidth_origin) = choosers.own().bandwidth().unzip();
         let answer = Answer {
             model: &self.model.model,
             device: self.device(&placement),
             members,
+            stages,
             chip: dispatch::chip_of(&catalogue, &placement.device).map(|chip| chip.name.as_str()),
             bandwidth,
             bandwidth_origin,
-            fallback: placement.fallback.filter(|_| !planned.fallbacks.is_empty()).as_ref().map(plugins::name_of),
+            fallback: placement.fallback.filter(|_| !planned.fallbacks.is_empty()).as_ref().map(Device::label),
             steps: sizes.map(step).into(),
             max_crossings: placement.max_crossings,
             refused: planned.refused.map(|error| sentence(&error)),
@@ -140,7 +163,7 @@ impl Explain {
     fn device(&self, placement: &Placement) -> String {
         let named = &self.runtime.place.device;
         let chosen = named.only().is_ok_and(|name| name.plugin == plugins::AUTO);
-        if chosen { plugins::name_of(&placement.device) } else { named.to_string() }
+        if chosen { placement.device.label() } else { named.to_string() }
     }
 }
 
@@ -159,6 +182,15 @@ fn print(answer: &Answer<'_>) -> Result<(), CliError> {
         writeln!(out, "{NAME}{device}{NAME:#}  {library} for {capability}, memory bandwidth {bandwidth}{role}")?;
         told = true;
     }
+    for (at, stage) in answer.stages.iter().enumerate() {
+        let (devices, last) = (stage.devices.join(", "), stage.first_layer + stage.layers - 1);
+        let size = bytes(stage.bytes);
+        writeln!(
+            out,
+            "{NAME}stage {at}{NAME:#}  {devices}, layers {} to {last}, {size} of weights and cache",
+            stage.first_layer
+        )?;
+    }
     for step in &answer.steps {
         let (tokens, context) = (grouped(step.size.tokens), grouped(step.size.seq_len));
         let copies = match (&answer.fallback, step.crossings) {
@@ -167,7 +199,10 @@ fn print(answer: &Answer<'_>) -> Result<(), CliError> {
         };
         let sums = match step.exchanges {
             0 => String::new(),
-            n => format!(", {n} sums exchanged between {} devices", answer.members.len()),
+            n => {
+                let ranks = answer.members.len() / answer.stages.len().max(1);
+                format!(", {n} sums exchanged between {ranks} devices")
+            }
         };
         writeln!(out, "{NAME}{}{NAME:#}  tokens {tokens}, context {context}{copies}{sums}", step.size.step)?;
         for counted in answer.decisions.iter().filter(|counted| counted.size == Some(step.size)) {

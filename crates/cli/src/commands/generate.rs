@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 use qwen_engine::{Engine, Logprobs, PassName, Request, SamplingParams, TokenLogprob};
+use qwen_hal::Device;
 use qwen_models::chat_template::TemplateInput;
 use qwen_models::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
@@ -79,6 +80,8 @@ struct Report<'a> {
     model: &'a str,
     architecture: &'a str,
     precision: Precision,
+    /// What it was computed on; several are a group.
+    devices: Vec<String>,
     prompt_tokens: usize,
     text: &'a str,
     tokens: &'a [u32],
@@ -185,6 +188,7 @@ impl Generate {
             model: &self.model.model,
             architecture: engine.loaded().info.family,
             precision: self.runtime.precision,
+            devices: engine.loaded().model.devices().map(Device::label).collect(),
             prompt_tokens,
             text: &answer.text,
             tokens: &answer.tokens,

@@ -10,13 +10,14 @@ use super::logits_file::Logits;
 use super::metrics::{Comparison, Summary};
 use crate::console::{NAME, print_json, stdout};
 use crate::error::CliError;
-use crate::plugins::DeviceName;
+use crate::plugins::DeviceList;
 
 const EXAMPLES: &str = "\
 Examples:
   qwen-eval compare --a exact.safetensors --b balanced.safetensors
   qwen-eval compare --a reference.safetensors --b logits.safetensors --json
   qwen-eval compare --a cpu --b opencl:0 --model smollm2 --per-op
+  qwen-eval compare --a cpu --b sim:ascend910b:0,1 --pipeline-parallel-size 2 --model smollm2
 
 A file is what exists, or ends in .safetensors; anything else is a device, as for --device.";
 
@@ -40,7 +41,7 @@ pub struct Compare {
 /// What `--a` and `--b` name.
 enum Named {
     File(PathBuf),
-    Device(DeviceName),
+    Device(DeviceList),
 }
 
 impl Named {

@@ -6,7 +6,7 @@
 use std::io::Write;
 
 use clap::Args;
-use qwen_engine::{Engine, OpDifference, Request, SamplingParams};
+use qwen_engine::{Engine, OpDifference, Placement, Request, SamplingParams};
 use qwen_models::tokenizer::EncodeOptions;
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use crate::arguments::{DeviceArguments, KvCacheDtype, ModelArgument, Precision, 
 use crate::console::{NAME, print_json, stdout};
 use crate::error::CliError;
 use crate::model::{self, Wish};
-use crate::plugins::{self, DeviceName};
+use crate::plugins::{self, DeviceList};
 
 /// Text where the user gives neither tokens nor a text.
 const TEXT: &str = "The capital of France is Paris. Water boils at one hundred degrees, and light travels three hundred \
@@ -49,6 +49,12 @@ pub struct OnDevices {
     /// Compare every instruction of a step too, with the same inputs on both devices
     #[arg(long)]
     per_op: bool,
+    /// Of a side that names several devices: those that compute every layer together
+    #[arg(long, alias = "tensor_parallel_size", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    tensor_parallel_size: u32,
+    /// Of a side that names several devices: stages that the layers are divided into
+    #[arg(long, alias = "pipeline_parallel_size", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pipeline_parallel_size: u32,
     /// A plugin's library, beside those of the usual places (may be repeated)
     #[arg(long = "plugin", value_name = "FILE")]
     plugins: Vec<std::path::PathBuf>,
@@ -125,7 +131,8 @@ impl OnDevices {
     ///
     /// # Errors
     /// If a device or the model can't be used, or the tokens do not fit it.
-    pub fn run(&self, a: &DeviceName, b: &DeviceName, json: bool) -> Result<(), CliError> {
+    pub fn run(&self, a: &DeviceList, b: &DeviceList, json: bool) -> Result<(), CliError> {
+        self.check(a, b)?;
         let mut reference = self.load(a, self.precision_a)?;
         let mut judged = self.load(b, self.precision_b)?;
         let tokens = self.tokens(&reference)?;
@@ -149,11 +156,27 @@ impl OnDevices {
         ops.map_or(Ok(()), |ops| print_ops(&ops))
     }
 
-    fn arguments(&self, device: &DeviceName, precision: Precision) -> RuntimeArguments {
+    /// Refuses sizes of groups where no group is named, and what is not told of groups.
+    fn check(&self, a: &DeviceList, b: &DeviceList) -> Result<(), CliError> {
+        let has_group = [a, b].iter().any(|side| side.each().count() > 1);
+        if self.per_op && has_group {
+            let help = "leave it out, or name one device";
+            return Err(CliError::input("--per-op", "one device in --a and in --b", "a group", help));
+        }
+        if !has_group && (self.tensor_parallel_size, self.pipeline_parallel_size) != (1, 1) {
+            let help = "name all of the group's devices, as sim:ascend910b:0,1";
+            return Err(CliError::input("the size of a group", "several devices in --a or --b", "one in each", help));
+        }
+        Ok(())
+    }
+
+    fn arguments(&self, device: &DeviceList, precision: Precision) -> RuntimeArguments {
+        let size = |of_group: u32| if device.each().count() > 1 { of_group } else { 1 };
         RuntimeArguments {
             place: DeviceArguments {
-                device: device.clone().into(),
-                tensor_parallel_size: 1,
+                device: device.clone(),
+                tensor_parallel_size: size(self.tensor_parallel_size),
+                pipeline_parallel_size: size(self.pipeline_parallel_size),
                 plugins: self.plugins.clone(),
                 max_crossings: u32::MAX,
                 threads: self.threads,
@@ -165,7 +188,7 @@ impl OnDevices {
         }
     }
 
-    fn load(&self, device: &DeviceName, precision: Precision) -> Result<Engine, CliError> {
+    fn load(&self, device: &DeviceList, precision: Precision) -> Result<Engine, CliError> {
         model::load(&self.model.model, &self.arguments(device, precision), &Wish::default())
     }
 
@@ -209,9 +232,9 @@ impl OnDevices {
         Ok(Greedy { tokens: self.generate, equal: divergence.is_none(), divergence })
     }
 
-    fn ops(&self, a: &DeviceName, b: &DeviceName, tokens: &[u32]) -> Result<Vec<OpDifference>, CliError> {
+    fn ops(&self, a: &DeviceList, b: &DeviceList, tokens: &[u32]) -> Result<Vec<OpDifference>, CliError> {
         let path = model::resolve(&self.model.model)?;
-        let open = |name: &DeviceName| plugins::open(name, &self.plugins, self.threads);
+        let open = |name: &DeviceList| plugins::open(name.only()?, &self.plugins, self.threads);
         let options = model::options(&self.arguments(b, self.precision_b), &Wish::default());
         Ok(qwen_engine::op_differences(&path, open(a)?, open(b)?, &options, tokens)?)
     }
@@ -221,11 +244,11 @@ impl OnDevices {
 const TOLERANCE: f64 = 0.25;
 
 impl Side {
-    fn new(device: &DeviceName, engine: &Engine, precision: Precision) -> Self {
+    fn new(device: &DeviceList, engine: &Engine, precision: Precision) -> Self {
         let model = &engine.loaded().model;
         Self {
             device: device.to_string(),
-            name: model.device().info().name.clone(),
+            name: Placement::title(model.devices()),
             precision,
             computed_by_cpu: model.fallbacks().iter().map(ToString::to_string).collect(),
             crossings: model.crossings(),

@@ -3,7 +3,7 @@
 //! All devices share one host and one loaded plugin of a kind, so that their kernels on the host take turns on one pool of
 //! threads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime};
 use jiff::Timestamp;
 use qwen_dispatch::{HardwareProfile, ProbeOptions, ProfileCache};
 use qwen_engine::{
-    Build, DeviceRates, Engine, EngineOptions, Fleet, GuardOptions, Instance, InstanceReport, LoadOptions, Place,
-    Topology,
+    Build, DeviceRates, Engine, EngineOptions, Fleet, GroupMember, GuardOptions, Instance, InstanceReport, LoadOptions,
+    Place, Topology,
 };
 use qwen_hal::{Device, Health, Host, abi};
 use qwen_server::{DeviceReport, MemberReport};
@@ -72,21 +72,14 @@ pub(super) fn instances(
 ) -> Result<(Vec<Instance>, Rates), CliError> {
     let placer = Arc::new(Placer::new(arguments, model::file_bytes(&common.path))?);
     let (mut instances, mut sources) = (Vec::new(), Rates::new());
-    let twice =
-        |name: &str| CliError::input("--device", "different devices", format!("{name} twice"), "name each device once");
-    let mut named = BTreeSet::new();
-    for name in arguments.device.each() {
-        if name.plugin != plugins::AUTO && !named.insert(name.to_string()) {
-            return Err(twice(&name.to_string()));
-        }
-    }
-    for group in arguments.device.groups(arguments.tensor_parallel_size)? {
+    for group in arguments.groups()? {
         let devices = placer.open_group(&group)?;
         let Some(device) = devices.first() else { continue };
         let is_auto = group.only().is_some_and(|name| name.plugin == plugins::AUTO);
-        let shown = if is_auto { plugins::name_of(device) } else { group.to_string() };
+        let shown = if is_auto { device.label() } else { group.to_string() };
         if sources.contains_key(&shown) {
-            return Err(twice(&shown));
+            let found = format!("{shown} twice");
+            return Err(CliError::input("--device", "different devices", found, "name each device once"));
         }
         let (rates, source) = rates(device);
         tracing::info!(device = shown, rates = source, "rates that load is compared with");
@@ -116,12 +109,9 @@ fn build(placer: Arc<Placer>, group: Group, devices: Vec<Device>, common: Common
     // The devices that were opened to be looked at serve the first time.
     let mut first = Some(devices);
     Box::new(move || {
-        let devices = match first.take() {
-            Some(devices) => Ok(devices),
-            None => placer.open_group(&group),
-        };
+        let devices = first.take().map_or_else(|| placer.open_group(&group), Ok);
         let load = |devices: Vec<Device>| -> Result<Engine, CliError> {
-            let placement = placer.beside_cpu(devices)?;
+            let placement = placer.beside_cpu(&group, devices)?;
             let host: Host = *placement.device.plugin().host();
             let loaded = model::load_files(&common.path, placement, &common.load)?;
             let pool = Some(Arc::clone(host.pool()));
@@ -181,7 +171,6 @@ pub(super) fn reports(fleet: &Fleet, rates: &Rates) -> Vec<DeviceReport> {
 
 fn report(instance: &InstanceReport, known: Option<&Known>) -> DeviceReport {
     let health = instance.health.as_ref();
-    let percent = |share: f64| (share.is_finite()).then(|| (1000.0 * share.clamp(0.0, 1.0)).round() / 10.0);
     let stats = &instance.stats;
     let counted = instance.faults + instance.failed_tests;
     let uncorrected = health.and_then(|health| health.memory_errors_uncorrected).unwrap_or(0);
@@ -212,16 +201,24 @@ fn report(instance: &InstanceReport, known: Option<&Known>) -> DeviceReport {
 }
 
 /// Each device of a group, as far as the group is open.
-fn members(names: &[String], health: &[Option<Health>]) -> Vec<MemberReport> {
+fn members(names: &[String], open: &[GroupMember]) -> Vec<MemberReport> {
     let of = |(at, name): (usize, &String)| {
-        let health = health.get(at).and_then(Option::as_ref);
+        let member = open.get(at);
+        let health = member.and_then(|member| member.health.as_ref());
+        let memory = health.and_then(|health| memory_share(health, member.and_then(|member| member.memory_total)));
         MemberReport {
             name: name.clone(),
             status: health.map_or("unknown", |health| state_name(health.state)).to_owned(),
             temperature: health.and_then(|health| health.temperature),
+            memory_util: memory.and_then(percent),
         }
     };
     names.iter().enumerate().map(of).collect()
+}
+
+/// A share in percent, with one decimal.
+fn percent(share: f64) -> Option<f64> {
+    share.is_finite().then(|| (1000.0 * share.clamp(0.0, 1.0)).round() / 10.0)
 }
 
 /// What is not free counts as used, by whomever.

@@ -5,7 +5,6 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use qwen_engine::{Engine, Fleet, LoadOptions, Placement};
-use qwen_hal::Device;
 use qwen_server::{DispatchProbe, DispatchReport};
 
 use crate::dispatch::{self, Choosers};
@@ -23,10 +22,8 @@ pub(super) fn dispatch_probe(fleet: Fleet, path: PathBuf, options: LoadOptions) 
                 continue;
             }
             // A device that were kept here could not be opened anew.
-            let mut devices = devices_of(&fleet, at).into_iter();
-            let Some(first) = devices.next() else { continue };
+            let Some(placement) = placement_of(&fleet, at) else { continue };
             known.push(instance.title);
-            let placement = Placement::from(first).with_peers(devices.collect());
             match decisions(&instance.name, &path, &placement, &options) {
                 Ok(decisions) => reports.extend(decisions),
                 Err(error) => tracing::warn!(error = sentence(&error), "the decisions of dispatch can't be told"),
@@ -36,13 +33,14 @@ pub(super) fn dispatch_probe(fleet: Fleet, path: PathBuf, options: LoadOptions) 
     })
 }
 
-fn devices_of(fleet: &Fleet, at: usize) -> Vec<Device> {
+/// Where a device or group computes, without the one that helps out.
+fn placement_of(fleet: &Fleet, at: usize) -> Option<Placement> {
     let (sender, receiver) = mpsc::channel();
     // Whoever waited too long has gone.
     let tell = move |engine: &mut Engine| {
-        let _ = sender.send(engine.loaded().model.devices().cloned().collect());
+        let _ = sender.send(Placement { fallback: None, ..engine.loaded().model.placement().clone() });
     };
-    fleet.call(at, tell).ok().and_then(|()| receiver.recv_timeout(WAIT).ok()).unwrap_or_default()
+    fleet.call(at, tell).ok().and_then(|()| receiver.recv_timeout(WAIT).ok())
 }
 
 fn decisions(

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::{fixtures, hal_check, qwen, qwen_bench, qwen_eval, stdout, transcript};
+use crate::common::{fixtures, hal_check, qwen, qwen_bench, qwen_compile, qwen_eval, stdout, transcript};
 
 /// A folder with the simulator and the plugin that computes nothing.
 fn plugins() -> TempDir {
@@ -162,6 +162,54 @@ fn the_same_text_on_a_group_of_devices() {
         transcript(with(qwen(), &folder, &arguments).env("QWEN_SIM", "devices=4"))
     };
     assert_eq!(generate(&four), generate(&["--device", "cpu"]));
+    // Two stages of two ranks, spelled as in vLLM's Python interface too.
+    let stages = ["--device", "sim:ascend910b:0,1,2,3", "--tensor_parallel_size", "2", "--pipeline_parallel_size", "2"];
+    assert_eq!(generate(&stages), generate(&["--device", "cpu"]));
+}
+
+const STAGES: [&str; 4] = ["--device", "sim:ascend910b:0,1", "--pipeline-parallel-size", "2"];
+
+/// Not only the text: every logit, which `compare` would show.
+#[test]
+fn stages_are_one_device_in_every_bit() {
+    let folder = plugins();
+    for model in ["qwen2", "qwen3_moe", "deepseek_v2"] {
+        let model = format!("models/{model}");
+        let arguments = ["compare", "--model", &model, "--a", "sim:ascend910b", "--b", "sim:ascend910b:0,1", "--json"];
+        let precisions = ["--precision-a", "balanced", "--precision-b", "balanced"];
+        let more = [&["--pipeline-parallel-size", "2"], &precisions[..]].concat();
+        let found = json(&mut with(qwen_eval(), &folder, &[&arguments[..], &more].concat()));
+        assert_eq!(found["max_abs_difference"], 0.0, "{found}");
+        assert!(found["b"]["name"].as_str().unwrap().starts_with("2 x "), "{found}");
+    }
+    for (more, part) in [
+        (&["--pipeline-parallel-size", "2", "--b", "sim:ascend910b"][..], "expected several devices in --a or --b"),
+        (&["--b", "sim:ascend910b:0,1", "--per-op"], "--per-op: expected one device"),
+        (&["--b", "sim:ascend910b:0,1"], "expected one device, found 2"),
+    ] {
+        let arguments = ["compare", "--model", "models/qwen2", "--a", "cpu"];
+        let told = transcript(&mut with(qwen_eval(), &folder, &[&arguments[..], more].concat()));
+        assert!(told.starts_with("exit 1\n") && told.contains(part), "{told}");
+    }
+}
+
+/// A stage takes whole weights, so a compiled file is as good as its source; a rank wants a part of each.
+#[test]
+fn stages_take_compiled_files() {
+    let folder = plugins();
+    let compiled = folder.path().join("compiled.gguf");
+    let compiled = compiled.to_str().unwrap();
+    let arguments = ["--model", "gguf/llama.gguf", "--target", "sim:ascend910b", "--output", compiled];
+    stdout(&mut with(qwen_compile(), &folder, &arguments));
+    let generate = |model: &str, device: &[&str]| {
+        let arguments = ["generate", "--model", model, "--prompt", "a b", "--max-tokens", "8"];
+        transcript(&mut with(qwen(), &folder, &[&arguments[..], device].concat()))
+    };
+    let source = generate("gguf/llama.gguf", &["--device", "sim:ascend910b"]);
+    assert!(source.starts_with("exit 0\n"), "{source}");
+    assert_eq!(generate(compiled, &STAGES), source);
+    let told = generate(compiled, &GROUP);
+    assert!(told.contains("is compiled: it holds weights packed whole") && told.contains("--pipeline-parallel-size"));
 }
 
 #[test]
@@ -177,21 +225,37 @@ fn a_group_is_explained_and_what_it_cannot_do_is_refused() {
     assert!(answer["steps"].as_array().unwrap().iter().all(|step| step["exchanges"] == 4), "{answer}");
     assert!(stdout(&mut explain(&[])).contains(", 4 sums exchanged between 2 devices"));
     let arguments = ["generate", "--model", "models/qwen2", "--prompt", "a", "--dump-ir", "after:shard"];
+    let stages = with(qwen(), &folder, &[&["devices", "explain", "--model", "models/qwen2"], &STAGES[..]].concat());
+    let told = stdout(&mut { stages });
+    assert!(told.contains("stage 1  sim:ascend910b:1, layers 1 to 1, "), "{told}");
+    let arguments_of_stages = [&["devices", "explain", "--model", "models/qwen2", "--json"], &STAGES[..]].concat();
+    let answer = json(&mut with(qwen(), &folder, &arguments_of_stages));
+    assert_eq!(answer["stages"][1]["devices"], serde_json::json!(["sim:ascend910b:1"]));
+    assert_eq!((&answer["stages"][0]["layers"], &answer["steps"][0]["exchanges"]), (&1.into(), &0.into()));
     let graph = stdout(&mut with(qwen(), &folder, &[&arguments[..], &GROUP].concat()));
     assert!(graph.contains("all_reduce {ranks=2") && graph.contains(" slice(0,0,64)"), "{graph}");
     for (device, size, part) in [
-        ("sim:ascend910b:0,1,0", "2", "expected groups of 2 devices, found 3 devices"),
+        ("sim:ascend910b:0,1,2", "2", "expected groups of 2 devices, found 3 devices"),
         ("sim:ascend910b:0", "2", "expected groups of 2 devices, found 1 device"),
-        ("sim:ascend910b:0,1,0,1", "2", "expected one group of 2 devices, found 2 groups"),
-        ("sim:ascend910b:0,1,0", "3", "4 query heads can't be split evenly among 3 devices"),
+        ("sim:ascend910b:0,1,2,3", "2", "expected one group of 2 devices, found 2 groups"),
+        ("sim:ascend910b:0,1,2", "3", "4 query heads can't be split evenly among 3 devices"),
         ("sim:ascend910b:0+sim:mlu370:0", "2", "is of another type than"),
-        ("cpu:0,0", "2", "the plugin cpu has no collectives"),
-        ("null:0,0", "2", "calls of the plugin null return when work is done"),
+        ("sim:ascend910b:0,0", "2", "expected different devices, found sim:ascend910b:0 twice; name each device once"),
     ] {
         let more = [device, "--tensor-parallel-size", size];
-        let told = transcript(&mut with(qwen(), &folder, &[&GENERATE[..], &more].concat()));
+        let mut command = with(qwen(), &folder, &[&GENERATE[..], &more].concat());
+        let told = transcript(command.env("QWEN_SIM", "devices=4"));
         assert!(told.starts_with("exit 1\n") && told.contains(part), "{told}");
     }
+    let stages = |device: &str, size: &str, settings: &str, part: &str| {
+        let more = [device, "--pipeline-parallel-size", size];
+        let told = transcript(with(qwen(), &folder, &[&GENERATE[..], &more].concat()).env("QWEN_SIM", settings));
+        assert!(told.starts_with("exit 1\n") && told.contains(part), "{told}");
+    };
+    stages("sim:ascend910b:0,1,2", "3", "devices=3", "2 layers can't be divided into 3 stages");
+    stages("sim:ascend910b:0,1", "4", "", "expected groups of 4 devices, found 2 devices");
+    stages("sim:ascend910b:0,1", "2", "memory@1=65536", "sim:ascend910b3:1, stage 1 of 2: ");
+    stages("sim:ascend910b:0,1", "2", "lost@1=9", "sim:ascend910b3:1, stage 1 of 2: ");
 }
 
 #[test]
@@ -332,5 +396,11 @@ fn a_bench_of_a_group_says_so_and_knows_no_limits_of_it() {
     let found = json(&mut with(qwen_bench(), &folder, &[&arguments[..], &group].concat()));
     assert!(found["device"].as_str().unwrap().starts_with("2 x "), "{found}");
     assert_eq!(found["tensor_parallel_size"], 2);
+    assert!(found["pipeline_parallel_size"].is_null(), "{found}");
+    let found = json(&mut with(qwen_bench(), &folder, &[&arguments[..], &STAGES].concat()));
+    assert_eq!((&found["pipeline_parallel_size"], found["tensor_parallel_size"].is_null()), (&2.into(), true));
+    let arguments = ["generate", "--model", "models/qwen2", "--prompt", "a", "--max-tokens", "1", "--json"];
+    let found = json(&mut with(qwen(), &folder, &[&arguments[..], &STAGES].concat()));
+    assert_eq!(found["devices"], serde_json::json!(["sim:ascend910b3:0", "sim:ascend910b3:1"]));
     assert!(found["limits"].is_null() && found["prefill"]["share_of_limit"].is_null(), "{found}");
 }

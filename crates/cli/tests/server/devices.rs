@@ -24,10 +24,13 @@ fn start(plugins: &TempDir, device: &str, settings: &str) -> Server {
 }
 
 fn start_in_groups(plugins: &TempDir, device: &str, size: &str, settings: &str) -> Server {
+    start_with(plugins, &["--device", device, "--tensor_parallel_size", size], settings)
+}
+
+fn start_with(plugins: &TempDir, arguments: &[&str], settings: &str) -> Server {
     let environment = [("QWEN_HAL_PATH", plugins.path().to_str().unwrap()), ("QWEN_SIM", settings)];
-    let arguments =
-        ["--device", device, "--tensor_parallel_size", size, "--precision", "exact", "--guard_interval", "1"];
-    Server::start_with(&arguments, &environment)
+    let always = ["--precision", "exact", "--guard_interval", "1"];
+    Server::start_with(&[arguments, &always].concat(), &environment)
 }
 
 fn chat() -> Value {
@@ -93,6 +96,32 @@ fn groups_answer_as_one_device_does() {
     ask_until_reexecuted(&server, &expected);
     let figures = server.get("/metrics").body;
     assert!(figures.contains("device=\"sim:ascend910b:0,1\""), "{figures}");
+}
+
+/// Two groups of two stages: bit for bit the answers of one such device, members by name with their memory, and the second stage of both lost
+/// in turn, which the other group's requests do not show.
+#[test]
+fn stages_answer_as_one_device_does() {
+    let plugins = plugins();
+    let calm = start(&plugins, "sim:ascend910b:0", "delay_us=0");
+    let expected = calm.ok(CHAT, &chat());
+    drop(calm);
+    let arguments = ["--device", "sim:ascend910b:0,1,2,3", "--pipeline_parallel_size", "2"];
+    let server = start_with(&plugins, &arguments, "delay_us=0,devices=4,lost@1=700");
+    let health = server.get("/healthz").json();
+    for (name, members) in [("sim_ascend910b_0,1", [0, 1]), ("sim_ascend910b_2,3", [2, 3])] {
+        for (member, n) in health[name]["members"].as_array().unwrap().iter().zip(members) {
+            assert_eq!(member["name"], format!("sim:ascend910b:{n}"), "{health}");
+            assert!(member["memory_util"].as_f64().is_some_and(|percent| percent < 100.0), "{health}");
+        }
+    }
+    ask_until_reexecuted(&server, &expected);
+    let reason = &server.get("/healthz").json()["sim_ascend910b_0,1"]["reason"];
+    assert!(reason.as_str().unwrap().contains("sim:ascend910b3:1"), "{reason}");
+    let figures = server.get("/metrics").body;
+    let of_member =
+        |line: &&str| line.starts_with("qwen:member_memory_percent{") && line.contains("member=\"sim:ascend910b:3\"");
+    assert!(figures.lines().any(|line| of_member(&line)), "{figures}");
 }
 
 #[test]

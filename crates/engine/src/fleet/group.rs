@@ -4,15 +4,22 @@
 //! which everything is its own.
 
 use qwen_hal::{Device, Health};
+use qwen_runtime::Model;
 
-/// Type of a group: only groups of as many devices of one type give the same bits.
-pub(super) fn kind<'a>(devices: impl Iterator<Item = &'a Device>) -> String {
-    let mut kinds = devices.map(|device| format!("{} {}", device.plugin().name(), device.info().fingerprint));
-    let first = kinds.next().unwrap_or_default();
-    match kinds.count() {
-        0 => first,
-        others => format!("{first} x {}", others + 1),
-    }
+/// A device of a group.
+#[derive(Debug, Clone)]
+pub struct GroupMember {
+    /// What it says of itself; none if it says nothing.
+    pub health: Option<Health>,
+    /// Its memory in bytes, if known.
+    pub memory_total: Option<u64>,
+}
+
+/// Type of a group: groups with as many ranks of one type give the same bits, whatever the stages that layers are divided into.
+pub(super) fn kind(model: &Model) -> String {
+    let device = model.device();
+    let kind = format!("{} {}", device.plugin().name(), device.info().fingerprint);
+    if model.ranks() > 1 { format!("{kind} x {}", model.ranks()) } else { kind }
 }
 
 /// Memory of all, if that of each is known.
@@ -20,12 +27,13 @@ pub(super) fn memory_total(devices: &[Device]) -> Option<u64> {
     devices.iter().map(|device| device.caps().memory_total).sum()
 }
 
-/// What each device of a group says of itself.
-pub(super) fn members(devices: &[Device]) -> Vec<Option<Health>> {
+/// How each device of a group is.
+pub(super) fn members(devices: &[Device]) -> Vec<GroupMember> {
     if devices.len() < 2 {
         return Vec::new();
     }
-    devices.iter().map(|device| device.health().ok()).collect()
+    let of = |device: &Device| GroupMember { health: device.health().ok(), memory_total: device.caps().memory_total };
+    devices.iter().map(of).collect()
 }
 
 /// What a group says of itself; none if none of its devices says anything.

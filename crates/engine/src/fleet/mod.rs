@@ -34,6 +34,7 @@ use crate::topology::{Distance, Place, Topology};
 use crate::{Engine, EngineError, EngineHandle, Outputs, Progress, Request, SubmitError};
 
 pub use answer::FleetOutputs;
+pub use group::GroupMember;
 pub use start::FleetError;
 pub use state::Trust;
 
@@ -286,8 +287,8 @@ pub struct InstanceReport {
     pub last_reset: Option<SystemTime>,
     /// What it says of itself; none while it is not open, or if it says nothing.
     pub health: Option<Health>,
-    /// Of a group, what each of its devices says of itself, in order of rank; empty for a device alone.
-    pub members: Vec<Option<Health>>,
+    /// Of a group, its devices as they are named; empty for a device alone.
+    pub members: Vec<GroupMember>,
     /// Its memory in bytes, if known.
     pub memory_total: Option<u64>,
     /// Requests in flight.

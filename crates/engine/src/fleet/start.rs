@@ -75,7 +75,7 @@ impl Fleet {
             let Instance { name, place, mut build } = instance;
             let mut engine = build().map_err(|reason| FleetError::Build { device: name.clone(), reason })?;
             let device = engine.loaded().model.device().clone();
-            let kind = group::kind(engine.loaded().model.devices());
+            let kind = group::kind(&engine.loaded().model);
             let is_host = device.info().kind == QHAL_KIND_CPU;
             let answer = options.tests.map(|_| engine.repeated_answer(2).map_err(|error| error.to_string()));
             made.push(Made { name, kind, is_host, answer });

@@ -161,10 +161,10 @@ impl Supervisor {
             return Some("its engine has stopped".into());
         }
         let lost = |device: &Device| device.health().is_ok_and(|health| health.state == QHAL_HEALTH_LOST);
-        if let Some(rank) = live.devices.iter().position(lost) {
+        if let Some(device) = live.devices.iter().find(|device| lost(device)) {
             return Some(match live.devices.len() {
                 1 => "the device is lost".into(),
-                ranks => format!("{}, rank {rank} of {ranks}, is lost", live.devices[rank].info().name),
+                _ => format!("{} is lost", device.label()),
             });
         }
         let (progress, now) = (live.handle.progress(), Instant::now());

@@ -186,6 +186,7 @@ impl<'g> Lowering<'g> {
             compute,
             sums: node.attributes.sums,
             tolerance: node.attributes.tolerance,
+            layer,
             origin: layer.map_or_else(
                 || node.attributes.origin.clone(),
                 |layer| format!("layer {layer} {}", node.attributes.origin),

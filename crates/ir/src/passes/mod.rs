@@ -180,6 +180,18 @@ pub enum KvDType {
     Bf16,
 }
 
+impl KvDType {
+    /// The type that caches have.
+    #[must_use]
+    pub const fn storage(self, policy: Policy) -> DType {
+        match (self, policy) {
+            (Self::F32, _) | (Self::Auto, Policy::Exact) => DType::F32,
+            (Self::F16 | Self::Auto, _) => DType::F16,
+            (Self::Bf16, _) => DType::BF16,
+        }
+    }
+}
+
 impl std::str::FromStr for KvDType {
     type Err = IrError;
     fn from_str(text: &str) -> Result<Self, IrError> {

@@ -12,7 +12,7 @@
 //! computes.
 
 use super::roles::{Role, segment_roles};
-use super::{CompileOptions, DeviceModel, KvDType, PassName, Policy, Report, computed, supported};
+use super::{CompileOptions, DeviceModel, PassName, Policy, Report, computed, supported};
 use crate::{BodyId, Compute, DType, Graph, IrError, NodeId, Sensitivity, Sums, Tolerance};
 
 /// KL divergence of the logits from those of f32, by input kind that is rounded to int8 in groups of 32, with a second term for
@@ -96,11 +96,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, device: &dyn DeviceModel
 }
 
 fn caches(graph: &mut Graph, options: &CompileOptions, report: &mut Report) {
-    let dtype = match (options.kv_dtype, options.policy) {
-        (KvDType::F32, _) | (KvDType::Auto, Policy::Exact) => DType::F32,
-        (KvDType::F16 | KvDType::Auto, _) => DType::F16,
-        (KvDType::Bf16, _) => DType::BF16,
-    };
+    let dtype = options.kv_dtype.storage(options.policy);
     for state in &mut graph.states {
         report.changes += usize::from(state.dtype != dtype);
         state.dtype = dtype;

@@ -11,15 +11,18 @@ use qwen_formats::{Checkpoint, DType};
 use qwen_hal::{Device, Slice};
 use qwen_ir::passes::{Compiled, DeviceModel};
 use qwen_ir::program::{Operand, Place, Program, StepResult};
-use qwen_ir::{Compute, Dim, Graph, Phase, StateId, Sums};
+use qwen_ir::{Compute, Dim, Graph, Phase, Sums};
 
 use super::Model;
 use crate::batch::{Batch, LogitRows, SequenceKv};
 use crate::device_model::HalDeviceModel;
 use crate::executor::{DeviceSide, Executor};
 use crate::kv_memory::KvMemory;
-use crate::placement::{Assignment, FALLBACK, MAIN, Placement, Planner};
+use crate::placement::{Assignment, MAIN, Placement, Planner, Side};
 use crate::{ModelOptions, RuntimeError};
+
+/// The reference helps the judged device out.
+const FALLBACK: Side = MAIN + 1;
 
 /// Results of one instruction on both devices.
 #[derive(Debug, Clone, PartialEq)]
@@ -146,9 +149,9 @@ impl Pair {
         let kv_dtype = states.first().map_or(DType::F32, |state| state.dtype);
         let limit = model.kv_pool.limit();
         for side in [MAIN, FALLBACK] {
-            model.check_memory(0, side, kv_dtype, &|_: StateId| true)?;
+            model.check_memory(0, side, kv_dtype, &|_, _| true)?;
             let on = &mut model.ranks[0].sides[side];
-            on.kv = KvMemory::reserve(&on.device, &model.graph, kv_dtype, model.block_size, limit, &|_| true)?;
+            on.kv = KvMemory::reserve(&on.device, &model.graph, kv_dtype, model.block_size, limit, &|_, _| true)?;
         }
         let mut planner = Planner::new(&model.ranks[0].sides[MAIN].device, states);
         planner.look_at(program, phase)?;
@@ -158,8 +161,10 @@ impl Pair {
         let (here, there) = (Assignment::of(sides), Assignment::of(vec![FALLBACK; count]));
         let exact = in_forms_of(program, &model.ranks[0].sides[FALLBACK].device, phase, states);
         let sides = &mut model.ranks[0].sides;
-        let judged = Executor::new(program.clone(), here, phase, states, sides, &mut |_, _| {})?;
-        let reference = Executor::new(exact, there, phase, states, sides, &mut |_, _| {})?;
+        let judged =
+            Executor::new(program.clone(), here, phase, states, sides, &mut |_, _| {}).map_err(|(_, error)| error)?;
+        let reference =
+            Executor::new(exact, there, phase, states, sides, &mut |_, _| {}).map_err(|(_, error)| error)?;
         for (side, on) in sides.iter_mut().enumerate() {
             let workspace = judged.workspace_bytes(side).max(reference.workspace_bytes(side));
             on.arenas.ensure(&on.device, program.arena_bytes, workspace)?;
@@ -180,7 +185,7 @@ impl Pair {
             for operand in &instruction.inputs {
                 copy_across(operand, &symbols, &sides[MAIN], &sides[FALLBACK])?;
             }
-            self.reference.launch_one(i, &symbols, sides)?;
+            self.reference.launch_one(i, &symbols, sides).map_err(|(_, error)| error)?;
             let refused = self.refusals.get(i).cloned().flatten();
             let mut difference = OpDifference {
                 op: instruction.op.name(),
@@ -199,7 +204,7 @@ impl Pair {
                 differences.push(difference);
                 continue;
             }
-            self.judged.launch_one(i, &symbols, sides)?;
+            self.judged.launch_one(i, &symbols, sides).map_err(|(_, error)| error)?;
             let mut sums = [0.0; 2];
             for operand in &instruction.outputs {
                 let bytes = extent(operand, &symbols);

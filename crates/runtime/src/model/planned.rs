@@ -15,7 +15,8 @@ use super::{Model, ModelOptions};
 use crate::RuntimeError;
 use crate::describe::{Context, describe};
 use crate::group::is_exchange;
-use crate::placement::{Decided, FALLBACK, Fallback, Placement, Side};
+use crate::placement::{Decided, Fallback, Placement};
+use crate::stages::Stage;
 
 /// What [`Model::explain`] tells.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub struct Explained {
     pub ops: Vec<PlannedOp>,
     /// Every size of step.
     pub steps: Vec<PlannedStep>,
+    /// The layers of each stage.
+    pub stages: Vec<Stage>,
     /// What the device refuses and the one that helps out computes.
     pub fallbacks: Vec<Fallback>,
     /// Why the model would not be loaded with this placement.
@@ -39,7 +42,7 @@ pub struct PlannedStep {
     pub phase: Phase,
     /// Most tokens.
     pub bucket: u32,
-    /// Values that are copied between devices.
+    /// Values that are copied between a device and the one that helps out.
     pub crossings: usize,
     /// Sums that are exchanged between the devices of a group.
     pub exchanges: usize,
@@ -93,12 +96,8 @@ impl Model {
         let max_seq_len = options.max_seq_len;
         let model = Self::unprepared(graph, checkpoint, &placement, options)?;
         let programs = model.programs()?;
-        let decided = match &placement.fallback {
-            Some(_) => Decided::new(&placement.device, &programs)?,
-            None => Decided::alone(&programs),
-        };
-        let refused = decided.check(&placement, &programs).err();
-        let devices = placement.devices();
+        let decided = Decided::new(&placement, &placement.device, &model.stages, &programs)?;
+        let refused = decided.check(&placement, &model.stages, &programs).err();
         let (mut ops, mut steps): (Vec<PlannedOp>, Vec<PlannedStep>) = (Vec::new(), Vec::new());
         for ((phase, bucket, compiled), (assignment, refusals)) in
             programs.iter().zip(decided.assignments.iter().zip(&decided.refusals))
@@ -106,21 +105,24 @@ impl Model {
             let (phase, bucket) = (*phase, *bucket);
             let mut exchanges = 0;
             let context = Context { bounds: compiled.program.bounds, phase, states: &compiled.graph.states };
-            let mut known: HashMap<(Side, String), usize> = HashMap::new();
+            let mut known: HashMap<(bool, String), usize> = HashMap::new();
             for (i, instruction) in compiled.program.instructions.iter().enumerate() {
                 if is_exchange(&instruction.op) {
                     exchanges += 1;
                     continue;
                 }
                 let described = describe(instruction, &context);
-                let (side, next) = (assignment.side(i), ops.len());
-                let at = *known.entry((side, format!("{:?}", described.desc))).or_insert(next);
+                // All stages plan alike.
+                let helper = placement.fallback.as_ref().filter(|_| assignment.side(i) == model.stages.fallback());
+                let next = ops.len();
+                let at = *known.entry((helper.is_some(), format!("{:?}", described.desc))).or_insert(next);
                 if let Some(planned) = ops.get_mut(at) {
                     planned.instructions += 1;
                     continue;
                 }
-                let mut planned = plan(&devices[side], instruction, described.desc, described.symbols, phase, bucket)?;
-                if side == FALLBACK {
+                let device = helper.unwrap_or(&placement.device);
+                let mut planned = plan(device, instruction, described.desc, described.symbols, phase, bucket)?;
+                if helper.is_some() {
                     planned.on_fallback = planned.refused.is_none();
                     planned.refused = refusals.get(i).cloned().flatten();
                 }
@@ -128,7 +130,8 @@ impl Model {
             }
             steps.push(PlannedStep { phase, bucket, crossings: assignment.transfers.len(), exchanges });
         }
-        Ok(Explained { max_seq_len, ops, steps, fallbacks: decided.fallbacks, refused })
+        let stages = model.stages.all().to_vec();
+        Ok(Explained { max_seq_len, ops, steps, stages, fallbacks: decided.fallbacks, refused })
     }
 }
 

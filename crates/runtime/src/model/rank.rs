@@ -1,31 +1,30 @@
-//! One device's part of a model, and a step of a group.
+//! One rank's part of a model: what it has on the device of each stage.
 //!
-//! Every rank has the same instructions in the same order. A step enqueues each instruction to all ranks before the next one, so
-//! that no rank's queue is full of work behind an exchange that another rank's part has not been enqueued for.
+//! A device alone is one rank of one stage. Of a group, the devices of one stage are ranks, each with its part of every layer of the stage
+//! (`passes::shard`); a rank goes through all stages. All ranks have the same instructions in the same order.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use qwen_formats::{Checkpoint, DType};
-use qwen_hal::abi::{QHAL_ABORTED, QHAL_DEADLINE_EXCEEDED};
+use qwen_hal::Device;
 use qwen_ir::Graph;
 use qwen_ir::passes::{Shard, shard};
+use qwen_ir::program::StepResult;
 
 use super::ProgramKey;
 use crate::RuntimeError;
 use crate::arenas::Arenas;
-use crate::batch::Batch;
-use crate::cost::StepObserver;
-use crate::executor::{DeviceSide, Executor, StepBuffers};
-use crate::group::Member;
+use crate::executor::{DeviceSide, Executor, Failed, StepBuffers};
+use crate::group::{self, Member};
 use crate::kv_memory::KvMemory;
-use crate::placement::{MAIN, Placement};
+use crate::placement::{Assignment, Placement, Side, Step};
+use crate::stages::Stages;
 use crate::weights::WeightStore;
 
-/// A device's part of a model; all of it if it is alone.
+/// A rank's part of a model; all of it if it is alone.
 pub(super) struct Rank {
-    /// The device, and the one that computes what it refuses if there is something.
+    /// The device of each stage, and the one that computes what they refuse if there is something.
     pub(super) sides: Vec<DeviceSide>,
     /// What it holds: the weights and caches of its part.
     pub(super) graph: Graph,
@@ -39,21 +38,25 @@ impl Rank {
         graph: &Graph,
         checkpoint: &Arc<Checkpoint>,
         placement: &Placement,
+        stages: &Stages,
         block_size: u32,
     ) -> Result<Vec<Self>, RuntimeError> {
-        if placement.peers.is_empty() {
-            return Ok(vec![Self::new(graph.clone(), checkpoint, placement, None, None, block_size)?]);
+        let devices: Vec<Device> = placement.members().cloned().collect();
+        group::check_types(&devices)?;
+        let ranks = devices.len() / stages.count().max(1);
+        let new = |graph: Graph, shard: Option<Shard>, members: Vec<Option<Member>>| {
+            let first = shard.map_or(0, |shard| shard.rank as usize);
+            let own = devices.iter().skip(first).step_by(ranks).cloned().zip(members);
+            let sides = own.chain(placement.fallback.clone().map(|fallback| (fallback, None)));
+            Self::new(graph, checkpoint, sides, shard, block_size)
+        };
+        if ranks < 2 {
+            return Ok(vec![new(graph.clone(), None, vec![None; stages.count()])?]);
         }
-        let devices: Vec<_> = placement.ranks().cloned().collect();
         if checkpoint.packed().is_some() {
-            let names: Vec<&str> = devices.iter().map(|device| device.info().name.as_str()).collect();
-            return Err(RuntimeError::Group {
-                devices: names.join(" and "),
-                reason: format!("{} is compiled, for a device that has the whole model", checkpoint.path().display()),
-                help: "load the file that it was compiled from",
-            });
+            return Err(RuntimeError::Packed { path: checkpoint.path().display().to_string(), ranks });
         }
-        let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let parts = (0..ranks).map(|rank| {
             let shard = Shard { rank, ranks };
             let mut part = graph.clone();
@@ -62,152 +65,78 @@ impl Rank {
         });
         // What can't be split is refused before the devices are joined.
         let parts = parts.collect::<Result<Vec<_>, RuntimeError>>()?;
-        let members = Member::join(&devices)?;
-        let of_each = parts.into_iter().zip(members).zip(devices);
-        let rank = |(((graph, shard), member), device)| {
-            let alone = Placement { device, peers: Vec::new(), ..placement.clone() };
-            Self::new(graph, checkpoint, &alone, Some(shard), Some(member), block_size)
-        };
-        of_each.map(rank).collect()
+        let teams = devices.chunks(ranks as usize).map(Member::join).collect::<Result<Vec<_>, _>>()?;
+        let of_rank = |rank: u32| teams.iter().map(|team| team.get(rank as usize).cloned()).collect();
+        parts.into_iter().map(|(graph, shard)| new(graph, Some(shard), of_rank(shard.rank))).collect()
     }
 
     fn new(
         graph: Graph,
         checkpoint: &Arc<Checkpoint>,
-        placement: &Placement,
+        devices: impl Iterator<Item = (Device, Option<Member>)>,
         shard: Option<Shard>,
-        mut member: Option<Member>,
         block_size: u32,
     ) -> Result<Self, RuntimeError> {
-        let side = |device: qwen_hal::Device| {
+        let side = |(device, member): (Device, Option<Member>)| {
             Ok(DeviceSide {
                 stream: device.stream("model")?,
                 weights: WeightStore::new(Arc::clone(checkpoint), &graph),
                 arenas: Arenas::default(),
                 // What it holds is known when the model is planned.
-                kv: KvMemory::reserve(&device, &graph, DType::F32, block_size, 0, &|_| false)?,
+                kv: KvMemory::reserve(&device, &graph, DType::F32, block_size, 0, &|_, _| false)?,
                 buffers: StepBuffers::new(),
-                // Exchanges are the device's own, never the helper's.
-                member: member.take(),
+                member,
                 device,
             })
         };
-        let sides = placement.devices().into_iter().map(side).collect::<Result<Vec<_>, RuntimeError>>()?;
+        let sides = devices.map(side).collect::<Result<Vec<_>, RuntimeError>>()?;
         Ok(Self { sides, graph, shard, executors: HashMap::new() })
     }
 
-    /// Says which rank failed.
-    fn blame(&self, at: usize, ranks: usize, source: RuntimeError) -> RuntimeError {
-        let device = self.sides[MAIN].device.info().name.clone();
-        RuntimeError::Rank { rank: at, ranks, device, source: Box::new(source) }
+    /// Plans programs and takes the memory that they need.
+    pub(super) fn plan(
+        &mut self,
+        programs: Vec<(Step, Assignment)>,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), Failed> {
+        let total = programs.len();
+        let Self { sides, executors, .. } = self;
+        for (i, ((phase, tokens, compiled), assignment)) in programs.into_iter().enumerate() {
+            let mut part = |done: usize, of: usize| progress(i * of + done, total * of);
+            let states = &compiled.graph.states;
+            let executor = Executor::new(compiled.program, assignment, phase, states, sides, &mut part)?;
+            let arenas = executor.program().arena_bytes;
+            for (side, on) in sides.iter_mut().enumerate() {
+                let taken = on.arenas.ensure(&on.device, arenas, executor.workspace_bytes(side));
+                taken.map_err(|error| (side, error))?;
+            }
+            let result = executor.program().result;
+            if result == StepResult::Hidden {
+                // A mean wants every row of a step: what that takes is taken now, not while a request runs.
+                let room = executor.reserve_result(u64::from(tokens), sides);
+                room.map_err(|error| (executor.result_side(), error))?;
+            }
+            executors.insert((result, phase, tokens), executor);
+        }
+        Ok(())
     }
-}
 
-/// Computes a step on every rank; `out` is [rows, width] afterwards.
-pub(super) fn run(
-    ranks: &mut [Rank],
-    key: ProgramKey,
-    batch: &Batch,
-    width: usize,
-    out: &mut Vec<f32>,
-    observer: Option<&mut dyn StepObserver>,
-) -> Result<(), RuntimeError> {
-    let launched = launch(ranks, key, batch, observer);
-    // Ranks whose parts were enqueued end, well or not, before anything else is asked of them.
-    let waited: Vec<_> = ranks.iter().map(|rank| Executor::wait(&rank.sides)).collect();
-    let count = ranks.len();
-    let mut failed: Vec<(usize, RuntimeError)> = Vec::new();
-    let values = match launched {
-        Ok(values) => values,
-        Err((at, error)) => {
-            failed.push((at, error));
-            [0; 5]
-        }
-    };
-    failed.extend(waited.into_iter().enumerate().filter_map(|(at, waited)| Some((at, waited.err()?))));
-    if let Some((at, error)) = first_cause(failed) {
-        return Err(ranks[at].blame(at, count, error));
+    /// The device that computes what the others refuse, if there is something.
+    pub(super) fn fallback(&self, stages: &Stages) -> Option<&DeviceSide> {
+        self.sides.get(stages.fallback())
     }
-    if batch.rows() == 0 {
-        out.clear();
-        return Ok(());
-    }
-    read(ranks, key, &values, width, out)
-}
 
-/// Enqueues a step; gives the values of the symbols, or who failed.
-fn launch(
-    ranks: &mut [Rank],
-    key: ProgramKey,
-    batch: &Batch,
-    mut observer: Option<&mut dyn StepObserver>,
-) -> Result<[i64; 5], (usize, RuntimeError)> {
-    let mut at_work: Vec<(&mut Executor, &mut Vec<DeviceSide>, usize)> = Vec::with_capacity(ranks.len());
-    for (at, rank) in ranks.iter_mut().enumerate() {
-        let Rank { sides, executors, .. } = rank;
-        let missing =
-            || RuntimeError::Step { what: "program", expected: "one of this size".into(), found: "none".into() };
-        at_work.push((executors.get_mut(&key).ok_or_else(|| (at, missing()))?, sides, 0));
-    }
-    let mut values = [0; 5];
-    for (at, (executor, sides, _)) in at_work.iter_mut().enumerate() {
-        values = executor.begin(batch, sides).map_err(|error| (at, error))?;
-    }
-    let instructions = at_work.first().map_or(0, |(executor, ..)| executor.launches());
-    for i in 0..instructions {
-        let start = Instant::now();
-        for (at, (executor, sides, crossed)) in at_work.iter_mut().enumerate() {
-            *crossed = executor.launch_next(i, *crossed, &values, sides).map_err(|error| (at, error))?;
-        }
-        let Some(observer) = observer.as_deref_mut() else { continue };
-        for (at, (_, sides, _)) in at_work.iter().enumerate() {
-            Executor::wait(sides).map_err(|error| (at, error))?;
-        }
-        let time = start.elapsed();
-        if let Some((instruction, cost)) = at_work.first().and_then(|(first, ..)| first.cost_of(i, batch, &values)) {
-            observer.completed(instruction, &cost, time);
-        }
-    }
-    Ok(values)
-}
-
-/// The failure that the others follow from: not that somebody else did not come.
-fn first_cause(mut failed: Vec<(usize, RuntimeError)>) -> Option<(usize, RuntimeError)> {
-    let follows = |error: &RuntimeError| {
-        let call = match error {
-            RuntimeError::Hal(error) => error.call_error(),
-            RuntimeError::Launch { source, .. } => source.call_error(),
-            _ => None,
+    /// Says which device of a group failed.
+    pub(super) fn blame(&self, side: Side, ranks: usize, stages: usize, source: RuntimeError) -> RuntimeError {
+        let rank = self.shard.map_or(0, |shard| shard.rank);
+        let rank = (ranks > 1).then(|| format!("rank {rank} of {ranks}"));
+        let stage = (stages > 1).then(|| format!("stage {side} of {stages}"));
+        let place = match (rank, stage) {
+            _ if side >= stages => "beside the group".to_owned(),
+            (Some(rank), Some(stage)) => format!("{rank} in {stage}"),
+            (rank, stage) => rank.or(stage).unwrap_or_default(),
         };
-        call.is_some_and(|call| [QHAL_ABORTED, QHAL_DEADLINE_EXCEEDED].contains(&call.code))
-    };
-    let at = failed.iter().position(|(_, error)| !follows(error)).unwrap_or(0);
-    (at < failed.len()).then(|| failed.swap_remove(at))
-}
-
-/// Puts the columns of a result together that the ranks have; where each has all of them, the first rank's are taken.
-fn read(
-    ranks: &[Rank],
-    key: ProgramKey,
-    values: &[i64; 5],
-    width: usize,
-    out: &mut Vec<f32>,
-) -> Result<(), RuntimeError> {
-    let mut part = Vec::new();
-    let mut first = 0;
-    for (at, rank) in ranks.iter().enumerate() {
-        let Some(executor) = rank.executors.get(&key) else { continue };
-        let own = executor.program().result_width as usize;
-        let blame = |error| rank.blame(at, ranks.len(), error);
-        if own == width {
-            return executor.read(values, &rank.sides, out).map_err(blame);
-        }
-        executor.read(values, &rank.sides, &mut part).map_err(blame)?;
-        out.resize(part.len() / own.max(1) * width, 0.0);
-        for (row, part) in out.chunks_exact_mut(width).zip(part.chunks_exact(own)) {
-            row[first..first + own].copy_from_slice(part);
-        }
-        first += own;
+        let device = self.sides.get(side).map(|side| side.device.label()).unwrap_or_default();
+        RuntimeError::Member { device, place, source: Box::new(source) }
     }
-    Ok(())
 }
