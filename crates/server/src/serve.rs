@@ -134,10 +134,10 @@ async fn either(terminate: &mut Signal, interrupt: &mut Signal) {
 async fn start(server: &Arc<Server>, load: Loading) -> Result<(), ServeError> {
     let loaded = tokio::task::spawn_blocking(load).await;
     let model = loaded.map_err(|error| ServeError::Load(error.to_string()))?.map_err(ServeError::Load)?;
-    let model = server.model.get_or_init(|| model);
+    server.model.get_or_init(|| model);
     server.life.advance(State::Warming);
     if let Some(wanted) = &server.config.warmup {
-        warmup::run(model, wanted).await.map_err(ServeError::Warmup)?;
+        warmup::run(server, wanted).await.map_err(ServeError::Warmup)?;
     }
     server.life.advance(State::Ready);
     Ok(())

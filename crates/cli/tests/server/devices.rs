@@ -124,6 +124,22 @@ fn stages_answer_as_one_device_does() {
     assert!(figures.lines().any(|line| of_member(&line)), "{figures}");
 }
 
+/// A device that never ends its first launches keeps nobody waiting: the others answer, and it is opened anew.
+#[test]
+fn a_device_that_hangs_from_the_start_does_not_keep_others() {
+    let plugins = plugins();
+    let environment =
+        [("QWEN_HAL_PATH", plugins.path().to_str().unwrap()), ("QWEN_SIM", "delay_us=0,hang@1=1,watchdog_ms=3600000")];
+    let arguments = ["--device", "sim:ascend910b:0,1", "--stall_timeout", "1", "--warmup=true"];
+    let server = Server::start_with(&arguments, &environment);
+    server.ok(CHAT, &chat());
+    let health = server.get("/healthz").json();
+    let (first, second) = (&health["sim_ascend910b_0"], &health["sim_ascend910b_1"]);
+    assert_eq!((&health["status"], &first["trust"]), (&"degraded".into(), &"healthy".into()), "{health}");
+    assert_eq!(second["trust"], "quarantined", "{health}");
+    assert!(second["reason"].as_str().unwrap().contains("no answer to a known sequence"), "{health}");
+}
+
 #[test]
 fn every_device_says_how_it_is() {
     let plugins = plugins();

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, RwLock, Weak, mpsc};
+use std::time::{Duration, Instant};
 
 use qwen_hal::Device;
 use qwen_hal::abi::QHAL_KIND_CPU;
@@ -15,11 +17,14 @@ use tokio::sync::watch;
 use super::supervisor::Supervisor;
 use super::{Build, Condition, Fleet, FleetOptions, Instance, Live, Seat, Shared, Trust, group};
 use crate::stats::EngineStats;
-use crate::{EngineHandle, KnownAnswer, Placement};
+use crate::{Engine, EngineHandle, KnownAnswer, Placement};
 
 /// Most divergence of a device's known answer from the host's, in nats. Rounding gives less than 0.002 in the mean over
 /// sensible texts; the known sequence is no text and short, so there is room. Garbage is far above.
 const MOST_DIVERGENCE: f64 = 0.05;
+
+/// The first known answer may take so many times as long as a step: a model is read from its file by then.
+const PATIENCE: u32 = 4;
 
 /// Why there is no fleet.
 #[derive(Debug, thiserror::Error)]
@@ -61,8 +66,11 @@ struct Made {
     name: String,
     kind: String,
     is_host: bool,
-    answer: Option<Result<KnownAnswer, String>>,
+    answer: Answer,
 }
+
+/// A known answer, or why there is none; nothing if it was not asked for.
+type Answer = Option<Result<KnownAnswer, String>>;
 
 impl Fleet {
     /// Makes every engine, tests it, and starts it.
@@ -73,13 +81,16 @@ impl Fleet {
         let (mut engines, mut made) = (Vec::new(), Vec::new());
         for instance in instances {
             let Instance { name, place, mut build } = instance;
-            let mut engine = build().map_err(|reason| FleetError::Build { device: name.clone(), reason })?;
-            let device = engine.loaded().model.device().clone();
-            let kind = group::kind(&engine.loaded().model);
-            let is_host = device.info().kind == QHAL_KIND_CPU;
-            let answer = options.tests.map(|_| engine.repeated_answer(2).map_err(|error| error.to_string()));
-            made.push(Made { name, kind, is_host, answer });
-            engines.push((engine, place, build));
+            let engine = build().map_err(|reason| FleetError::Build { device: name.clone(), reason })?;
+            let model = &engine.loaded().model;
+            let (kind, devices) = (group::kind(model), model.devices().cloned().collect::<Vec<Device>>());
+            let hal_kind = model.device().info().kind;
+            let (engine, answer) = match options.tests {
+                None => (Some(engine), None),
+                Some(_) => first_answer(engine, options.stall * PATIENCE)?,
+            };
+            made.push(Made { name, kind, is_host: hal_kind == QHAL_KIND_CPU, answer });
+            engines.push((engine, hal_kind, devices, place, build));
         }
         if engines.is_empty() {
             return Err(FleetError::Empty);
@@ -90,11 +101,16 @@ impl Fleet {
         let mut seats = Vec::with_capacity(made.len());
         let mut about = None;
         let right: BTreeMap<String, u64> = right_digests(&made, &wrong);
-        for ((made, wrong), (engine, place, build)) in made.into_iter().zip(wrong).zip(engines) {
-            let device = engine.loaded().model.device().clone();
-            let devices: Vec<Device> = engine.loaded().model.devices().cloned().collect();
-            let (handle, thread) = EngineHandle::spawn(engine, usize::MAX)?;
-            about.get_or_insert_with(|| Arc::clone(handle.about()));
+        for ((made, wrong), (engine, hal_kind, devices, place, build)) in made.into_iter().zip(wrong).zip(engines) {
+            let (title, memory_total) = (Placement::title(&devices), group::memory_total(&devices));
+            let live = match engine {
+                Some(engine) => {
+                    let (handle, thread) = EngineHandle::spawn(engine, usize::MAX)?;
+                    about.get_or_insert_with(|| Arc::clone(handle.about()));
+                    Some(Live { handle, thread, devices })
+                }
+                None => None,
+            };
             let trust = if wrong.is_some() { Trust::Quarantined } else { Trust::Healthy };
             if let Some(reason) = &wrong {
                 tracing::error!(device = made.name, reason, "the device starts in quarantine");
@@ -104,11 +120,11 @@ impl Fleet {
                 name: made.name,
                 place,
                 kind: made.kind,
-                title: Placement::title(&devices),
-                hal_kind: device.info().kind,
-                memory_total: group::memory_total(&devices),
+                title,
+                hal_kind,
+                memory_total,
                 build: Mutex::new(build),
-                live: RwLock::new(Some(Live { handle, thread, devices })),
+                live: RwLock::new(live),
                 condition: Mutex::new(Condition {
                     trust,
                     quarantines: u64::from(wrong.is_some()),
@@ -140,6 +156,31 @@ impl Fleet {
         std::thread::Builder::new().name("supervisor".into()).spawn(move || supervisor.run())?;
         Ok(Self(shared))
     }
+}
+
+/// The engine's known answer. One that does not come to an end keeps its engine, and the device is opened anew later: so a device that hangs
+/// does not keep the others from starting.
+fn first_answer(engine: Engine, limit: Duration) -> Result<(Option<Engine>, Answer), FleetError> {
+    let (sender, receiver) = mpsc::channel();
+    let ask = move || {
+        let mut engine = engine;
+        let answer = engine.repeated_answer(2).map_err(|error| error.to_string());
+        // Whoever waited too long has gone.
+        let _ = sender.send((engine, answer));
+    };
+    std::thread::Builder::new().name("known answer".into()).spawn(ask)?;
+    // A process that was stopped and goes on must not take that time for the device's.
+    let (tick, mut waited) = (limit / 16, Duration::ZERO);
+    while waited < limit {
+        let before = Instant::now();
+        match receiver.recv_timeout(tick) {
+            Ok((engine, answer)) => return Ok((Some(engine), Some(answer))),
+            Err(RecvTimeoutError::Timeout) => waited += before.elapsed().min(2 * tick),
+            Err(RecvTimeoutError::Disconnected) => return Ok((None, Some(Err("its engine has stopped".to_owned())))),
+        }
+    }
+    let reason = format!("it gave no answer to a known sequence in {:.1} s", waited.as_secs_f64());
+    Ok((None, Some(Err(reason))))
 }
 
 /// The host's answer: that of a device which is the host, or of an engine that is made for it.
