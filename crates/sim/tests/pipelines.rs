@@ -175,7 +175,7 @@ fn the_cpu_takes_stages_too() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
 
     /// Chunks, micro-batches, company, cache and pauses of devices are not seen in a token.
     #[test]
