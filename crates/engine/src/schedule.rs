@@ -262,7 +262,7 @@ impl Engine {
         });
         // Every other sequence may take a row.
         let others = self.running.len().saturating_sub(1);
-        let mut rows = most_rows(self.loaded.model.options().max_sequences as usize) - others;
+        let mut rows = most_rows(self.loaded.model.options().max_sequences as usize).saturating_sub(others);
         let (mut members, mut computed) = (Vec::new(), HashSet::new());
         for sequence in turns.iter().map(|at| &self.running[*at]) {
             if let Some((place, block, false)) = self.blocks.current(sequence) {
