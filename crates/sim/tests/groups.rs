@@ -1,21 +1,14 @@
 //! Models on groups of simulated chips that compute them together: against one device, under every cut of the work, and when a
 //! member is lost. Everything here is simulated.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
-
 mod common;
 
-use std::path::Path;
 use std::time::Duration;
 
-use common::{cpu, divergence, fixture, greedy, logits, open};
+use common::{GROUP_CHIP, ask, cpu, divergence, exact, faulty_instance, fleet, greedy, group, load, logits, open};
 use proptest::prelude::*;
-use qwen_engine::{
-    Engine, Fleet, FleetOptions, FleetOutputs, Instance, LoadOptions, LoadedModel, Output, Place, Placement, Policy,
-    Request, SamplingParams, Topology,
-};
+use qwen_engine::{Instance, LoadOptions, Placement, Policy, Request, SamplingParams};
 
-const CHIP: &str = "ascend910b";
 /// Model, and the sizes of groups that it can be split among.
 const MODELS: &[(&str, &[usize])] = &[
     ("models/qwen2", &[2, 4]),
@@ -29,28 +22,6 @@ const MODELS: &[(&str, &[usize])] = &[
     ("gguf/qwen2moe.gguf", &[2]),
     ("gguf/deepseek2-v3-split.gguf", &[2]),
 ];
-
-/// Ranks of a group, on devices from `first`; the options are the second one's.
-fn group(first: usize, size: usize, options: &[(&str, &str)]) -> Placement {
-    let plugin = common::plugin();
-    let calm: &[(&str, &str)] = &[("delay_us", "0")];
-    let device = |rank: usize| {
-        // There are two of each chip; one that is opened again is another rank.
-        open(&plugin, CHIP, (first + rank) % 2, if rank == 1 { options } else { calm })
-    };
-    let mut devices = (0..size).map(device);
-    let placement = Placement::from(devices.next().unwrap()).with_fallback(cpu(1));
-    placement.with_peers(devices.collect())
-}
-
-fn load(path: &str, placement: impl Into<Placement>, options: &LoadOptions) -> Result<Engine, String> {
-    let loaded = LoadedModel::load(&fixture(path), placement, options, &mut |_| {});
-    loaded.map(Engine::new).map_err(|error| error.to_string())
-}
-
-fn exact() -> LoadOptions {
-    LoadOptions { policy: Policy::Exact, max_seq_len: Some(128), ..LoadOptions::default() }
-}
 
 #[test]
 fn a_group_computes_what_one_device_computes() {
@@ -131,49 +102,15 @@ fn what_cannot_be_is_refused() {
     let host = refused("models/qwen2", Placement::from(cpu(1)).with_peers(vec![cpu(1)]));
     assert!(host.contains("the plugin cpu has no collectives") && host.contains("--tensor-parallel-size"), "{host}");
     let plugin = common::plugin();
-    let mixed = Placement::from(open(&plugin, CHIP, 0, &[])).with_peers(vec![open(&plugin, "mlu370", 0, &[])]);
+    let mixed = Placement::from(open(&plugin, GROUP_CHIP, 0, &[])).with_peers(vec![open(&plugin, "mlu370", 0, &[])]);
     let mixed = refused("models/qwen2", mixed);
     assert!(mixed.contains("is of another type"), "{mixed}");
 }
 
-/// A group whose second device is opened with these settings the first time, and without faults afterwards.
+/// A group whose second member is opened with these settings the first time, and without faults afterwards.
 fn instance(first: usize, faults: Option<(&'static str, String)>) -> Instance {
-    let mut faults = faults;
-    let build = move || {
-        let fault = faults.take();
-        let mut settings = vec![("delay_us", "0")];
-        settings.extend(fault.iter().map(|(key, value)| (*key, value.as_str())));
-        let options = LoadOptions { max_sequences: 8, max_cached_tokens: Some(1024), ..exact() };
-        load(MODELS[0].0, group(first, 2, &settings), &options)
-    };
-    let name = format!("sim:{CHIP}:{},{}", 2 * first, 2 * first + 1);
-    Instance { name, place: Place::default(), build: Box::new(build) }
-}
-
-fn fleet(instances: Vec<Instance>) -> Fleet {
-    let options = FleetOptions {
-        tests: Some(Duration::from_secs(3600)),
-        retest: Duration::from_millis(5),
-        topology: Topology::read(Path::new("/nowhere")),
-        ..FleetOptions::default()
-    };
-    Fleet::start(instances, options).unwrap()
-}
-
-fn read(mut answer: FleetOutputs) -> (Vec<u32>, String) {
-    let outputs: Vec<Output> = std::iter::from_fn(|| answer.blocking_recv()).collect();
-    assert!(outputs.last().unwrap().finish.is_some());
-    (outputs.iter().filter_map(|o| o.token).collect(), outputs.iter().map(|o| o.text.as_str()).collect())
-}
-
-fn ask(fleet: &Fleet) -> Vec<(Vec<u32>, String)> {
-    let requests = [(1, 20, 0.0), (9, 6, 1.0), (40, 9, 0.8)].map(|(from, count, temperature)| {
-        let sampling =
-            SamplingParams { temperature, seed: 7, max_tokens: 24, ignore_eos: true, ..SamplingParams::default() };
-        Request::new((from..from + count).collect(), sampling)
-    });
-    let answers = requests.map(|request| fleet.submit_from(request, Place::default()).unwrap());
-    answers.into_iter().map(read).collect()
+    let name = format!("sim:{GROUP_CHIP}:{},{}", 2 * first, 2 * first + 1);
+    faulty_instance(&name, faults, move |settings| group(first, 2, settings))
 }
 
 fn undisturbed() -> Vec<(Vec<u32>, String)> {

@@ -1,21 +1,14 @@
 //! Models whose layers are divided among simulated chips, stage after stage: the bits of one device under every cut of the work, and what
 //! is seen when a stage is lost. Everything here is simulated.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
-
 mod common;
 
-use std::path::Path;
 use std::time::Duration;
 
-use common::{cpu, fixture, greedy, logits, open};
+use common::{GROUP_CHIP, ask, cpu, exact, faulty_instance, fleet, greedy, load, logits, open};
 use proptest::prelude::*;
-use qwen_engine::{
-    Engine, Fleet, FleetOptions, FleetOutputs, Instance, LoadOptions, LoadedModel, Output, Place, Placement, Policy,
-    Pooling, Request, SamplingParams, Topology,
-};
+use qwen_engine::{Engine, Instance, LoadOptions, Placement, Policy, Pooling, Request, SamplingParams};
 
-const CHIP: &str = "ascend910b";
 /// Model, and the numbers of stages that its layers are divided into.
 const MODELS: &[(&str, &[usize])] = &[
     ("models/qwen2", &[2]),
@@ -35,29 +28,14 @@ const MODELS: &[(&str, &[usize])] = &[
     ("gguf/deepseek2-v3-split.gguf", &[2]),
 ];
 
-/// So many stages of so many ranks; the options are the second device's. There are two of each chip; one that is opened again is another
-/// member.
+/// So many stages of so many ranks; the options are the second device's.
 fn group(stages: usize, ranks: usize, options: &[(&str, &str)]) -> Placement {
-    let plugin = common::plugin();
-    let calm: &[(&str, &str)] = &[("delay_us", "0")];
-    let device = |at: usize| open(&plugin, CHIP, at % 2, if at == 1 { options } else { calm });
-    let mut devices = (0..stages * ranks).map(device);
-    let placement = Placement::from(devices.next().unwrap()).with_fallback(cpu(1));
-    placement.with_peers(devices.collect()).with_stages(stages)
+    common::group(0, stages * ranks, options).with_stages(stages)
 }
 
 /// With micro-batches from so many tokens on.
 fn micro(tokens: u32, placement: Placement) -> Placement {
     Placement { micro_batch_tokens: tokens, ..placement }
-}
-
-fn load(path: &str, placement: impl Into<Placement>, options: &LoadOptions) -> Result<Engine, String> {
-    let loaded = LoadedModel::load(&fixture(path), placement, options, &mut |_| {});
-    loaded.map(Engine::new).map_err(|error| error.to_string())
-}
-
-fn exact() -> LoadOptions {
-    LoadOptions { policy: Policy::Exact, max_seq_len: Some(128), ..LoadOptions::default() }
 }
 
 #[test]
@@ -152,7 +130,8 @@ fn weights_are_held_once() {
 fn layers_go_where_the_memory_is() {
     let plugin = common::plugin();
     let sized = |bytes: [&str; 2]| {
-        let [first, second] = [0, 1].map(|at| open(&plugin, CHIP, at, &[("memory", bytes[at]), ("delay_us", "0")]));
+        let [first, second] =
+            [0, 1].map(|at| open(&plugin, GROUP_CHIP, at, &[("memory", bytes[at]), ("delay_us", "0")]));
         let placement = Placement::from(first).with_fallback(cpu(1)).with_peers(vec![second]).with_stages(2);
         let engine = load("models/qwen2_window", placement, &exact()).unwrap();
         engine.loaded().model.stages().iter().map(|stage| stage.layers).collect::<Vec<_>>()
@@ -228,7 +207,7 @@ fn what_cannot_be_is_refused() {
     let heads = refused("models/qwen2", group(2, 3, &[]));
     assert!(heads.contains("4 query heads can't be split evenly among 3 devices"), "{heads}");
     let plugin = common::plugin();
-    let mixed = Placement::from(open(&plugin, CHIP, 0, &[])).with_peers(vec![open(&plugin, "mlu370", 0, &[])]);
+    let mixed = Placement::from(open(&plugin, GROUP_CHIP, 0, &[])).with_peers(vec![open(&plugin, "mlu370", 0, &[])]);
     let mixed = refused("models/qwen2", mixed.with_stages(2));
     assert!(mixed.contains("sim:mlu370:0 is of another type than sim:ascend910b3:0"), "{mixed}");
     // The first stage has room for its layers, the second has not.
@@ -247,41 +226,7 @@ fn a_failure_names_the_device_and_its_stage() {
 
 /// Stages whose second device is opened with these settings the first time, and without faults afterwards; one stage is a device alone.
 fn instance(name: &str, stages: usize, faults: Option<(&'static str, String)>) -> Instance {
-    let mut faults = faults;
-    let build = move || {
-        let fault = faults.take();
-        let mut settings = vec![("delay_us", "0")];
-        settings.extend(fault.iter().map(|(key, value)| (*key, value.as_str())));
-        let options = LoadOptions { max_sequences: 8, max_cached_tokens: Some(1024), ..exact() };
-        load("models/qwen2", micro(4, group(stages, 1, &settings)), &options)
-    };
-    Instance { name: name.to_owned(), place: Place::default(), build: Box::new(build) }
-}
-
-fn fleet(instances: Vec<Instance>) -> Fleet {
-    let options = FleetOptions {
-        tests: Some(Duration::from_secs(3600)),
-        retest: Duration::from_millis(5),
-        topology: Topology::read(Path::new("/nowhere")),
-        ..FleetOptions::default()
-    };
-    Fleet::start(instances, options).unwrap()
-}
-
-fn read(mut answer: FleetOutputs) -> Vec<u32> {
-    let outputs: Vec<Output> = std::iter::from_fn(|| answer.blocking_recv()).collect();
-    assert!(outputs.last().unwrap().finish.is_some());
-    outputs.iter().filter_map(|o| o.token).collect()
-}
-
-fn ask(fleet: &Fleet) -> Vec<Vec<u32>> {
-    let requests = [(1, 20, 0.0), (9, 6, 1.0), (40, 9, 0.8)].map(|(from, count, temperature)| {
-        let sampling =
-            SamplingParams { temperature, seed: 7, max_tokens: 24, ignore_eos: true, ..SamplingParams::default() };
-        Request::new((from..from + count).collect(), sampling)
-    });
-    let answers = requests.map(|request| fleet.submit_from(request, Place::default()).unwrap());
-    answers.into_iter().map(read).collect()
+    faulty_instance(name, faults, move |settings| micro(4, group(stages, 1, settings)))
 }
 
 proptest! {

@@ -4,8 +4,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use qwen_engine::{Engine, Request, SamplingParams};
+use qwen_engine::{
+    Engine, Fleet, FleetOptions, FleetOutputs, Instance, LoadOptions, LoadedModel, Output, Place, Placement, Policy,
+    Request, SamplingParams, Topology,
+};
 use qwen_hal::abi::QHAL_USAGE_STAGING;
 use qwen_hal::{Buffer, BufferDesc, Device, Host, Plugin, Pool, Scope};
 
@@ -69,4 +73,70 @@ pub fn divergence(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
         })
     };
     a.iter().zip(b).map(|(a, b)| row(a, b)).sum::<f64>() / a.len() as f64
+}
+
+/// The chip whose devices compute models together.
+pub const GROUP_CHIP: &str = "ascend910b";
+
+/// Devices that compute together, from number `first` on; the options are the second one's. There are two of each chip; one that is opened
+/// again is another member.
+pub fn group(first: usize, size: usize, options: &[(&str, &str)]) -> Placement {
+    let plugin = plugin();
+    let calm: &[(&str, &str)] = &[("delay_us", "0")];
+    let device = |at: usize| open(&plugin, GROUP_CHIP, (first + at) % 2, if at == 1 { options } else { calm });
+    let mut devices = (0..size).map(device);
+    let placement = Placement::from(devices.next().unwrap()).with_fallback(cpu(1));
+    placement.with_peers(devices.collect())
+}
+
+pub fn load(path: &str, placement: impl Into<Placement>, options: &LoadOptions) -> Result<Engine, String> {
+    let loaded = LoadedModel::load(&fixture(path), placement, options, &mut |_| {});
+    loaded.map(Engine::new).map_err(|error| error.to_string())
+}
+
+pub fn exact() -> LoadOptions {
+    LoadOptions { policy: Policy::Exact, max_seq_len: Some(128), ..LoadOptions::default() }
+}
+
+/// Devices that are opened with these settings the first time, and without faults afterwards.
+pub fn faulty_instance(
+    name: &str,
+    mut faults: Option<(&'static str, String)>,
+    place: impl Fn(&[(&str, &str)]) -> Placement + Send + 'static,
+) -> Instance {
+    let build = move || {
+        let fault = faults.take();
+        let mut settings = vec![("delay_us", "0")];
+        settings.extend(fault.iter().map(|(key, value)| (*key, value.as_str())));
+        let options = LoadOptions { max_sequences: 8, max_cached_tokens: Some(1024), ..exact() };
+        load("models/qwen2", place(&settings), &options)
+    };
+    Instance { name: name.to_owned(), place: Place::default(), build: Box::new(build) }
+}
+
+pub fn fleet(instances: Vec<Instance>) -> Fleet {
+    let options = FleetOptions {
+        tests: Some(Duration::from_secs(3600)),
+        retest: Duration::from_millis(5),
+        topology: Topology::read(Path::new("/nowhere")),
+        ..FleetOptions::default()
+    };
+    Fleet::start(instances, options).unwrap()
+}
+
+fn read(mut answer: FleetOutputs) -> (Vec<u32>, String) {
+    let outputs: Vec<Output> = std::iter::from_fn(|| answer.blocking_recv()).collect();
+    assert!(outputs.last().unwrap().finish.is_some());
+    (outputs.iter().filter_map(|o| o.token).collect(), outputs.iter().map(|o| o.text.as_str()).collect())
+}
+
+/// Tokens and text of three requests, greedy and drawn.
+pub fn ask(fleet: &Fleet) -> Vec<(Vec<u32>, String)> {
+    let requests = [(1, 20, 0.0), (9, 6, 1.0), (40, 9, 0.8)].map(|(from, count, temperature)| {
+        let sampling =
+            SamplingParams { temperature, seed: 7, max_tokens: 24, ignore_eos: true, ..SamplingParams::default() };
+        Request::new((from..from + count).collect(), sampling)
+    });
+    let answers = requests.map(|request| fleet.submit_from(request, Place::default()).unwrap());
+    answers.into_iter().map(read).collect()
 }

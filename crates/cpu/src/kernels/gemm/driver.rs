@@ -204,6 +204,9 @@ struct RowTile {
     width: usize,
 }
 
+/// Writes a tile of so many rows, of which some exist.
+type FillTile<'f, T> = dyn Fn(&[&[f32]], usize, &mut [T]) + Sync + 'f;
+
 impl<'a> Problem<'a> {
     pub(super) fn run(&self, parallel: &dyn Parallel, workspace: &mut [u8]) -> Result<(), KernelError> {
         let rows = self.check()?;
@@ -403,48 +406,44 @@ impl<'a> Problem<'a> {
 
     /// Fills the tiles of a format with one term of all rows; gives the words back.
     fn round<'w>(&self, parallel: &dyn Parallel, format: Format, term: Term, words: &'w mut [u32]) -> &'w [u32] {
-        let row_words = format.row_words(self.x.cols);
-        let shared = SharedMut::new(words);
-        self.each(parallel, &self.tiles(), &|tile| {
-            // SAFETY: each tile is one task's.
-            let words = unsafe { shared.range(tile.slot * row_words, tile.width * row_words) };
-            round_tile(self.way.isa, format, term, &self.rows_of(tile)[..tile.count], tile.width, words);
-        });
-        words
-    }
-
-    fn rows_of(&self, tile: RowTile) -> [&'a [f32]; MAX_WIDTH] {
-        let mut rows = [&[][..]; MAX_WIDTH];
-        for (i, row) in rows.iter_mut().enumerate().take(tile.count) {
-            *row = self.x.row(self.source_row(tile.first_row + i));
-        }
-        rows
+        self.fill(parallel, format.row_words(self.x.cols), words, &|rows, width, tile| {
+            round_tile(self.way.isa, format, term, rows, width, tile);
+        })
     }
 
     /// Lays all rows out as tiles of f32 values; gives them back.
     fn tile_floats<'w>(&self, parallel: &dyn Parallel, words: &'w mut [f32]) -> &'w [f32] {
-        let row_words = exact::row_words(self.x.cols);
-        let shared = SharedMut::new(words);
-        self.each(parallel, &self.tiles(), &|tile| {
-            // SAFETY: each tile is one task's.
-            let words = unsafe { shared.range(tile.slot * row_words, tile.width * row_words) };
-            exact::fill_tile(&self.rows_of(tile)[..tile.count], tile.width, words);
-        });
-        words
+        self.fill(parallel, exact::row_words(self.x.cols), words, &exact::fill_tile)
     }
 
     /// Rounds all rows to bfloat16; gives them back.
     fn round_bf16<'w>(&self, parallel: &dyn Parallel, rounded: &'w mut [u16]) -> &'w [u16] {
-        let k = self.x.cols;
-        let shared = SharedMut::new(rounded);
-        self.each(parallel, &self.tiles(), &|tile| {
-            // SAFETY: each tile is one task's.
-            let rounded = unsafe { shared.range(tile.slot * k, tile.count * k) };
-            for (i, rounded) in rounded.chunks_exact_mut(k).enumerate() {
-                bf16::round(self.way.isa, self.x.row(self.source_row(tile.first_row + i)), rounded);
+        self.fill(parallel, self.x.cols, rounded, &|rows, _, tile| {
+            for (row, rounded) in rows.iter().zip(tile.chunks_exact_mut(self.x.cols)) {
+                bf16::round(self.way.isa, row, rounded);
             }
+        })
+    }
+
+    /// Fills every tile from its rows and their number with padding; `row_words` are what a row takes. Gives all tiles back.
+    fn fill<'w, T: Send>(
+        &self,
+        parallel: &dyn Parallel,
+        row_words: usize,
+        words: &'w mut [T],
+        fill_tile: &FillTile<'_, T>,
+    ) -> &'w [T] {
+        let shared = SharedMut::new(words);
+        self.each(parallel, &self.tiles(), &|tile| {
+            let mut rows = [&[][..]; MAX_WIDTH];
+            for (i, row) in rows.iter_mut().enumerate().take(tile.count) {
+                *row = self.x.row(self.source_row(tile.first_row + i));
+            }
+            // SAFETY: each tile is one task's.
+            let words = unsafe { shared.range(tile.slot * row_words, tile.width * row_words) };
+            fill_tile(&rows[..tile.count], tile.width, words);
         });
-        rounded
+        words
     }
 
     /// Fills tiles with the second terms of rows with a spike, in the groups that any row of the block has one in.
