@@ -197,6 +197,24 @@ pub(crate) struct DeviceSide {
     pub(crate) member: Option<Member>,
 }
 
+/// Instructions in the order in which their weights are packed: while a weight is packed, memory holds it twice, so those that are at
+/// least half as large as the largest go first, when memory holds little else; the rest as the file has them.
+fn weights_in_order(program: &Program, assignment: &Assignment, sides: &[DeviceSide]) -> Vec<usize> {
+    let bytes = |i: usize| {
+        let weights = sides.get(assignment.side(i)).map(|side| &side.weights);
+        let operands = program.instructions.get(i).into_iter().flat_map(|instruction| &instruction.inputs);
+        let sizes = operands.filter_map(|operand| match operand.place {
+            Place::Weight { id, source } => weights.and_then(|weights| weights.bytes((id, source))),
+            _ => None,
+        });
+        sizes.max().unwrap_or(0)
+    };
+    let sizes: Vec<u64> = (0..program.instructions.len()).map(bytes).collect();
+    let largest = sizes.iter().copied().max().unwrap_or(0);
+    let (first, rest): (Vec<usize>, Vec<usize>) = (0..sizes.len()).partition(|i| sizes[*i] > largest / 2);
+    [first, rest].concat()
+}
+
 impl Executor {
     /// Plans every instruction and brings its weights into the form that the plan wants. Equal instructions share a plan.
     /// `sides` holds the device of each stage and, if the assignment uses it, the one that helps out.
@@ -230,13 +248,14 @@ impl Executor {
         let mut plans: Vec<Plans> = sides.iter().map(|_| Plans::default()).collect();
         let mut launches = Vec::with_capacity(program.instructions.len());
         let mut workspace_bytes = vec![0; sides.len()];
-        for (i, instruction) in program.instructions.iter().enumerate() {
+        for (done, i) in weights_in_order(&program, &assignment, sides).into_iter().enumerate() {
+            let Some(instruction) = program.instructions.get(i) else { continue };
             let side = assignment.side(i);
             *at = side;
             let on = sides.get_mut(side).ok_or_else(|| no_buffer("another device"))?;
             if is_exchange(&instruction.op) {
-                launches.push(exchange(instruction, side, on)?);
-                progress(i + 1, program.instructions.len());
+                launches.push((i, exchange(instruction, side, on)?));
+                progress(done + 1, program.instructions.len());
                 continue;
             }
             let (described, plan) = plans[side].of(instruction, &context, &on.device)?;
@@ -262,15 +281,18 @@ impl Executor {
             };
             let inputs = sources(&instruction.inputs)?;
             let outputs = sources(&instruction.outputs)?;
-            launches.push(Launch {
+            let launch = Launch {
                 side,
                 work: Work::Plan { args: LaunchArgs::new(&plan), plan, symbols: described.symbols },
                 inputs,
                 outputs,
                 origin: instruction.origin.clone(),
-            });
-            progress(i + 1, program.instructions.len());
+            };
+            launches.push((i, launch));
+            progress(done + 1, program.instructions.len());
         }
+        launches.sort_by_key(|(i, _)| *i);
+        let launches: Vec<Launch> = launches.into_iter().map(|(_, launch)| launch).collect();
         let of_sides = |place: &dyn Fn(&Place) -> bool| {
             (0..sides.len()).map(|side| assignment.uses(&program, side, place)).collect::<Vec<bool>>()
         };

@@ -244,6 +244,12 @@ impl WeightStore {
         })
     }
 
+    /// Bytes of a weight as declared.
+    pub(crate) fn bytes(&self, key: WeightKey) -> Option<u64> {
+        let (decl, source) = self.source(key).ok()?;
+        self.wanted_bytes(decl, source).ok()
+    }
+
     pub(crate) fn name(&self, key: WeightKey) -> &str {
         self.decls.get(key.0.index()).map_or("a weight", |decl| &decl.name)
     }
