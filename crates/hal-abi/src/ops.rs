@@ -225,6 +225,8 @@ pub const QHAL_ATTR_BROADCAST: u32 = 30;
 /// i64: for sums narrower than f32 (`accumulate` of the description): products after which the accumulator is added to an f32 sum and
 /// begun anew. Absent: never.
 pub const QHAL_ATTR_ACCUMULATE_SPAN: u32 = 31;
+/// i64 0/1: the table is the weight of a product on the device too, so that a plan may want it in that product's packed form.
+pub const QHAL_ATTR_TIED: u32 = 32;
 /// i64: `QHAL_COMPUTE_*` of GEMM segment i is attribute `SEGMENT_COMPUTE + i`.
 pub const QHAL_ATTR_SEGMENT_COMPUTE: u32 = 0x100;
 

@@ -5,11 +5,13 @@
 
 use qwen_hal::abi::ops;
 use qwen_hal::{Device, Dim as HalDim, OpDesc, Phase as HalPhase, TensorDesc, Tolerance as HalTolerance};
-use qwen_ir::program::{Instruction, Operand, Place};
+use qwen_ir::program::{Instruction, Operand, Place, Program};
 use qwen_ir::{
     Activation, BinaryFunction, Compute, Dim, Epilogue, GemmType, GroupScore, GrowthPattern, MlaForm, Op, Phase, Rope,
     RopeStyle, Route, RouterScore, StateDecl, StateId, StateLayout, Sums, Symbol, SymbolBounds, Tolerance,
 };
+
+use crate::weights::WeightKey;
 
 /// A description and the symbols that its launches give values for, in order.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ pub struct Context<'a> {
     pub phase: Phase,
     /// Caches of the model.
     pub states: &'a [StateDecl],
+    /// Weights of products that are tables of rows too.
+    pub tied: &'a [WeightKey],
 }
 
 impl Context<'_> {
@@ -41,6 +45,25 @@ impl Context<'_> {
         };
         (tokens, decl.map(|decl| decl.layout))
     }
+}
+
+/// The weight that an operand is.
+const fn weight_of(operand: &Operand) -> Option<WeightKey> {
+    match operand.place {
+        Place::Weight { id, source } => Some((id, source)),
+        _ => None,
+    }
+}
+
+/// Tables of rows that are the weights of products too, among the instructions that `on` accepts by their number.
+#[must_use]
+pub(crate) fn tied(program: &Program, on: impl Fn(usize) -> bool) -> Vec<WeightKey> {
+    let weights = |wanted: fn(&Op) -> bool| {
+        let instructions = program.instructions.iter().enumerate().filter(|(i, one)| wanted(&one.op) && on(*i));
+        instructions.flat_map(|(_, instruction)| instruction.inputs.iter().filter_map(weight_of)).collect::<Vec<_>>()
+    };
+    let products = weights(|op| matches!(op, Op::Gemm { .. }));
+    weights(|op| matches!(op, Op::Embed)).into_iter().filter(|table| products.contains(table)).collect()
 }
 
 /// Describes an instruction.
@@ -167,6 +190,13 @@ fn int(value: impl Into<i64>) -> i64 {
 
 fn attributes(desc: OpDesc, instruction: &Instruction, context: &Context<'_>) -> OpDesc {
     match &instruction.op {
+        Op::Embed => {
+            let table = instruction.inputs.iter().find_map(weight_of);
+            match table.is_some_and(|table| context.tied.contains(&table)) {
+                true => desc.attr_int(ops::QHAL_ATTR_TIED, 1),
+                false => desc,
+            }
+        }
         Op::Gemm { gemm_type, biases, scales, epilogue } => {
             let desc = desc
                 .attr_int(ops::QHAL_ATTR_SEGMENTS, scales.len() as i64)

@@ -56,7 +56,7 @@ impl<'a> HalDeviceModel<'a> {
     }
 
     fn context(&self) -> Context<'_> {
-        Context { bounds: self.bounds, phase: self.phase, states: self.states }
+        Context { bounds: self.bounds, phase: self.phase, states: self.states, tied: &[] }
     }
 
     /// What a plan of the instruction would be like, none if there can't be one.

@@ -20,7 +20,7 @@ use crate::RuntimeError;
 use crate::arenas::Arenas;
 use crate::batch::Batch;
 use crate::cost::{self, Cost, Sizes, StepObserver};
-use crate::describe::{Context, Described, describe};
+use crate::describe::{Context, Described, describe, tied};
 use crate::group::{Member, is_exchange};
 use crate::kv_memory::KvMemory;
 use crate::placement::{self, Assignment, MAIN, Side, Transfer};
@@ -243,7 +243,7 @@ impl Executor {
         progress: &mut dyn FnMut(usize, usize),
         at: &mut Side,
     ) -> Result<Self, RuntimeError> {
-        let context = Context { bounds: program.bounds, phase, states };
+        let tied: Vec<_> = (0..sides.len()).map(|side| tied(&program, |i| assignment.side(i) == side)).collect();
         let mut constants: HashMap<(Side, u32), Slice> = HashMap::new();
         let mut plans: Vec<Plans> = sides.iter().map(|_| Plans::default()).collect();
         let mut launches = Vec::with_capacity(program.instructions.len());
@@ -258,6 +258,7 @@ impl Executor {
                 progress(done + 1, program.instructions.len());
                 continue;
             }
+            let context = Context { bounds: program.bounds, phase, states, tied: &tied[side] };
             let (described, plan) = plans[side].of(instruction, &context, &on.device)?;
             workspace_bytes[side] = workspace_bytes[side].max(plan.info().workspace_bytes);
             let mut source = |(input, operand): (usize, &Operand)| {
@@ -685,7 +686,8 @@ impl Plans {
     }
 }
 
-/// Plans a program without loading it, and tells of each weight that it reads: the plan and the number of its input.
+/// Plans a program without loading it, and tells of each weight that it reads: the plan and the number of its input. Tables of rows are
+/// taken as stored, for a device that has no product with them.
 pub(crate) fn weights_of(
     program: &Program,
     phase: Phase,
@@ -693,7 +695,7 @@ pub(crate) fn weights_of(
     device: &Device,
     visit: &mut dyn FnMut(WeightKey, &Arc<Plan>, usize),
 ) -> Result<(), RuntimeError> {
-    let context = Context { bounds: program.bounds, phase, states };
+    let context = Context { bounds: program.bounds, phase, states, tied: &[] };
     let mut plans = Plans::default();
     for instruction in program.instructions.iter().filter(|instruction| !is_exchange(&instruction.op)) {
         let (_, plan) = plans.of(instruction, &context, device)?;

@@ -345,7 +345,7 @@ impl<'a> Planner<'a> {
 
     /// Finds caches that the device can't use in one of the programs; to be called for all of them before [`Planner::refusals`].
     pub(crate) fn look_at(&mut self, program: &Program, phase: Phase) -> Result<(), RuntimeError> {
-        let context = Context { bounds: program.bounds, phase, states: self.states };
+        let context = Context { bounds: program.bounds, phase, states: self.states, tied: &[] };
         for instruction in &program.instructions {
             let Some(state) = state_of(&instruction.op) else { continue };
             if let Some(reason) = self.refusal(instruction, &context)? {
@@ -362,7 +362,7 @@ impl<'a> Planner<'a> {
 
     /// Why the device does not compute each instruction of a program.
     pub(crate) fn refusals(&mut self, program: &Program, phase: Phase) -> Result<Vec<Option<String>>, RuntimeError> {
-        let context = Context { bounds: program.bounds, phase, states: self.states };
+        let context = Context { bounds: program.bounds, phase, states: self.states, tied: &[] };
         let of = |instruction: &Instruction| match state_of(&instruction.op) {
             Some(state) => Ok(self.moved.get(&state).map(|(op, reason)| {
                 let same = *op == instruction.op.name();

@@ -5,11 +5,14 @@ use qwen_hal_abi::ops;
 
 use super::Facts;
 use super::desc::{Desc, In, Mat, Out, Vector};
+use super::gemm::packed_layout;
 use super::launch::Launch;
 use crate::api::Failure;
 use crate::kernels::elementwise::{self, Activation, FloatMatrix, FloatMatrixMut};
+use crate::kernels::gemm::WeightLayout;
 use crate::kernels::rope::{MAX_PAIRS, RopeArgs, RopeStyle};
 use crate::kernels::{dispatch, norm, rope, softmax};
+use crate::parallel::Parallel;
 
 /// Most heads and elements of a head; larger attributes are mistakes.
 pub(super) const MAX_SIZE: usize = 1 << 20;
@@ -28,10 +31,15 @@ pub(super) fn same_shape(desc: &Desc<'_>, a: &Mat, b: &Mat) -> Result<(), Failur
     desc.same("columns", a.cols, b.cols)
 }
 
+/// The input of a lookup that is its table.
+const TABLE: usize = 1;
+
 #[derive(Debug, Clone)]
 pub(crate) struct Embed {
     ids: Vector,
     table: Mat,
+    /// The layout of the product that the table is a weight of.
+    packed: Option<WeightLayout>,
     out: Mat,
 }
 
@@ -42,11 +50,11 @@ impl Embed {
             let decodes = dtype != DType::F64 && (dtype.is_float() || dtype.is_block_quantised());
             if decodes { dtype } else { DType::F32 }
         });
-        let op = Self {
-            ids: desc.vector(In(0), DType::I32)?,
-            table: desc.mat_fixed(In(1), &tables)?,
-            out: desc.f32(Out(0))?,
-        };
+        let tied = desc.flag(ops::QHAL_ATTR_TIED, "TIED", false)?;
+        let table = desc.mat_fixed(In(1), &tables)?;
+        let layout = || WeightLayout::for_dtype(table.dtype, table.rows.as_fixed()?, table.fixed_cols(), None).ok();
+        let packed = Some(tied).filter(|tied| *tied).and_then(|_| layout()).filter(|layout| layout.packed_bytes() > 0);
+        let op = Self { ids: desc.vector(In(0), DType::I32)?, table, packed, out: desc.f32(Out(0))? };
         desc.same("ids and output rows", op.ids.len, op.out.rows)?;
         desc.same("columns", op.table.cols, op.out.cols)?;
         if op.table.rows.as_fixed().is_none()
@@ -59,18 +67,34 @@ impl Embed {
     }
     pub(super) fn facts(&self) -> Facts {
         let row = self.table.expected_bytes() / self.table.rows.expected.max(1) as f64;
-        Facts::new(format!("embed.{}", self.table.dtype)).traffic(
-            0.0,
-            row * self.ids.len.expected as f64,
-            self.out.expected_bytes(),
-        )
+        let read = row * self.ids.len.expected as f64;
+        let mut facts = Facts::new(format!("embed.{}", self.table.dtype)).traffic(0.0, read, self.out.expected_bytes());
+        if let Some(layout) = &self.packed {
+            facts.packed[TABLE] = (layout.packed_bytes(), packed_layout(layout));
+        }
+        facts
+    }
+
+    /// Bytes before and after packing.
+    pub(super) fn packing(&self, input: usize) -> Result<(usize, usize), Failure> {
+        let packed = self.packed.filter(|_| input == TABLE);
+        let layout = packed.ok_or_else(|| {
+            Failure::invalid("an operand that is not packed, expected a table with packed_bytes").at(input)
+        })?;
+        Ok((layout.source_bytes(), layout.packed_bytes()))
+    }
+
+    /// Packs the table.
+    pub(super) fn pack(&self, parallel: &dyn Parallel, source: &[u8], target: &mut [u8]) -> Result<(), Failure> {
+        Ok(self.packed.map_or(Ok(()), |layout| layout.pack(parallel, source, target))?)
     }
     pub(super) fn launch(&self, launch: &Launch<'_>) -> Result<(), Failure> {
         let (rows, cols) = (self.table.rows.max, self.table.fixed_cols());
         let bytes = self.table.dtype.bytes_for(cols as u64).and_then(|row| row.checked_mul(rows as u64));
         let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
-        let table =
-            dispatch::Table { dtype: self.table.dtype, bytes: launch.slice(self.table.place, bytes)?, rows, cols };
+        let (dtype, packed) = (self.table.dtype, self.packed);
+        let bytes = launch.slice(self.table.place, packed.map_or(bytes, |layout| layout.packed_bytes()))?;
+        let table = dispatch::Table { dtype, bytes, rows, cols, packed };
         Ok(dispatch::embed(launch.parallel, launch.vector(&self.ids)?, table, launch.mat_mut(&self.out)?)?)
     }
 }

@@ -193,10 +193,7 @@ pub(crate) unsafe extern "C" fn prepack(
         guard(err, || {
             let (plan, stream) = (plan_of(plan)?, Stream::of(stream)?);
             on_stream(stream, || {
-                let Op::Gemm(gemm) = &plan.op else {
-                    return Err(Failure::invalid("this op packs nothing").at(input as usize));
-                };
-                let (source_bytes, packed_bytes) = gemm.packing(input as usize)?;
+                let (source_bytes, packed_bytes) = plan.op.packing(input as usize)?;
                 let source = buffer_of_slice(&src)?.range(src.offset, source_bytes as u64, false)?;
                 let target = buffer_of_slice(&dst)?.range(dst.offset, packed_bytes as u64, true)?;
                 if src.size < source_bytes as u64 || dst.size < packed_bytes as u64 {
@@ -207,7 +204,7 @@ pub(crate) unsafe extern "C" fn prepack(
                 }
                 let source = std::slice::from_raw_parts(source.as_ptr(), source_bytes);
                 let target = std::slice::from_raw_parts_mut(target.as_ptr(), packed_bytes);
-                gemm.pack(input as usize, &stream.pool, source, target)
+                plan.op.pack(input as usize, &stream.pool, source, target)
             })
         })
     }

@@ -10,8 +10,13 @@ use crate::api::Failure;
 use crate::kernels::gemm::{self, Activation, Compute, Epilogue, MAX_SEGMENTS, Segment, Way, WeightLayout};
 use crate::parallel::Parallel;
 
-/// Version of the packed forms; with the dtype it is the layout's identity.
+/// Version of the packed forms.
 const LAYOUT: u32 = 1 << 16;
+/// The identity of a weight's packed form: equal ones are the same bytes.
+pub(super) const fn packed_layout(layout: &WeightLayout) -> u32 {
+    LAYOUT | layout.dtype().code()
+}
+
 /// Most experts of a grouped weight.
 const MAX_EXPERTS: usize = 1 << 16;
 
@@ -97,7 +102,7 @@ impl Gemm {
             read += touched * (weight.layout.source_bytes() + 4 * weight.layout.num_scales()) as f64;
             if let Some(slot) = facts.packed.get_mut(weight.input) {
                 let bytes = weight.layout.packed_bytes() * self.experts();
-                *slot = if bytes > 0 { (bytes, LAYOUT | weight.layout.dtype().code()) } else { (0, 0) };
+                *slot = if bytes > 0 { (bytes, packed_layout(&weight.layout)) } else { (0, 0) };
             }
         }
         if let End::Add(addend) = &self.end {

@@ -29,6 +29,7 @@ use qwen_hal_abi::{QHAL_MAX_PACKED, QHAL_PLAN_BATCH_INVARIANT, QHAL_PLAN_CAPTURE
 use crate::api::Failure;
 use crate::kernels::error::KernelError;
 use crate::kernels::gemm::Way;
+use crate::parallel::Parallel;
 use desc::Desc;
 use launch::Launch;
 
@@ -127,6 +128,24 @@ impl Op {
             op::QHAL_OP_COMBINE => Self::Combine(moe::Combine::parse(desc)?),
             other => return Err(Failure::unsupported(format!("op kind {other} is unknown to the CPU"))),
         })
+    }
+
+    /// Bytes of an input before and after packing.
+    fn packing(&self, input: usize) -> Result<(usize, usize), Failure> {
+        match self {
+            Self::Gemm(op) => op.packing(input),
+            Self::Embed(op) => op.packing(input),
+            _ => Err(Failure::invalid("this op packs nothing").at(input)),
+        }
+    }
+
+    /// Packs an input.
+    fn pack(&self, input: usize, parallel: &dyn Parallel, source: &[u8], target: &mut [u8]) -> Result<(), Failure> {
+        match self {
+            Self::Gemm(op) => op.pack(input, parallel, source, target),
+            Self::Embed(op) => op.pack(parallel, source, target),
+            _ => Ok(()),
+        }
     }
 
     fn facts(&self) -> Facts {

@@ -13,7 +13,7 @@ use qwen_ir::{Dim, Graph, Phase, Symbol};
 
 use super::{Model, ModelOptions};
 use crate::RuntimeError;
-use crate::describe::{Context, describe};
+use crate::describe::{Context, describe, tied};
 use crate::group::is_exchange;
 use crate::placement::{Decided, Fallback, Placement};
 use crate::stages::Stage;
@@ -104,16 +104,24 @@ impl Model {
         {
             let (phase, bucket) = (*phase, *bucket);
             let mut exchanges = 0;
-            let context = Context { bounds: compiled.program.bounds, phase, states: &compiled.graph.states };
+            let tied =
+                |helper: bool| tied(&compiled.program, |i| (assignment.side(i) == model.stages.fallback()) == helper);
+            let tied = [tied(false), tied(true)];
             let mut known: HashMap<(bool, String), usize> = HashMap::new();
             for (i, instruction) in compiled.program.instructions.iter().enumerate() {
                 if is_exchange(&instruction.op) {
                     exchanges += 1;
                     continue;
                 }
-                let described = describe(instruction, &context);
                 // All stages plan alike.
                 let helper = placement.fallback.as_ref().filter(|_| assignment.side(i) == model.stages.fallback());
+                let context = Context {
+                    bounds: compiled.program.bounds,
+                    phase,
+                    states: &compiled.graph.states,
+                    tied: &tied[usize::from(helper.is_some())],
+                };
+                let described = describe(instruction, &context);
                 let next = ops.len();
                 let at = *known.entry((helper.is_some(), format!("{:?}", described.desc))).or_insert(next);
                 if let Some(planned) = ops.get_mut(at) {

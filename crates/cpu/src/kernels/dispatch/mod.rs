@@ -11,6 +11,7 @@ use std::ops::Range;
 use qwen_formats::{DType, blocks};
 
 use super::error::{KernelError, same};
+use super::gemm::WeightLayout;
 use super::rows::for_rows;
 use super::simd::storage::{F32, Storage};
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -173,6 +174,31 @@ pub struct Table<'a> {
     pub rows: usize,
     /// Values of a row.
     pub cols: usize,
+    /// The layout if the bytes are packed as a product's weight.
+    pub packed: Option<WeightLayout>,
+}
+
+impl Table<'_> {
+    /// Bytes that it should have, and those of a row if rows lie one after the other.
+    fn sizes(&self, op: &'static str) -> Result<(usize, usize), KernelError> {
+        let row_bytes = self.dtype.bytes_for(self.cols as u64).and_then(|bytes| usize::try_from(bytes).ok());
+        let Some(row_bytes) = row_bytes else {
+            let expected = self.cols.next_multiple_of(self.dtype.block_len().max(1));
+            return Err(KernelError::Shape { op, what: "table columns", expected, found: self.cols });
+        };
+        let Some(layout) = self.packed else { return Ok((row_bytes.saturating_mul(self.rows), row_bytes)) };
+        same(op, "rows of the packed table", layout.n(), self.rows)?;
+        same(op, "columns of the packed table", layout.k(), self.cols)?;
+        Ok((layout.packed_bytes(), row_bytes))
+    }
+
+    /// The values of a row that is there; sizes were checked.
+    fn row(&self, row: usize, row_bytes: usize, values: &mut [f32]) -> bool {
+        match self.packed {
+            Some(layout) => layout.packed_row(self.bytes, row, values).is_ok(),
+            None => blocks::dequantize(self.dtype, &self.bytes[row * row_bytes..(row + 1) * row_bytes], values).is_ok(),
+        }
+    }
 }
 
 /// Copies rows of a table as f32; an id outside it gives zeros.
@@ -191,20 +217,15 @@ pub fn embed(
     if !table.dtype.is_float() && !table.dtype.is_block_quantised() {
         return Err(KernelError::Type { op: OP, what: "table", found: table.dtype });
     }
-    let row_bytes = table.dtype.bytes_for(table.cols as u64).and_then(|bytes| usize::try_from(bytes).ok());
-    let Some(row_bytes) = row_bytes else {
-        let expected = table.cols.next_multiple_of(table.dtype.block_len().max(1));
-        return Err(KernelError::Shape { op: OP, what: "table columns", expected, found: table.cols });
-    };
-    same(OP, "table bytes", table.bytes.len(), row_bytes.saturating_mul(table.rows))?;
+    let (bytes, row_bytes) = table.sizes(OP)?;
+    same(OP, "table bytes", table.bytes.len(), bytes)?;
     for_rows(parallel, out.rows, out.cols, &|range| {
         for row in range {
             // SAFETY: rows are this task's own.
             let out = unsafe { out.row_mut(row) };
             let id = usize::try_from(ids[row]).unwrap_or(usize::MAX);
-            let bytes = (id < table.rows).then(|| &table.bytes[id * row_bytes..(id + 1) * row_bytes]);
             // Type and size were checked, so decoding can't fail; if it did, zeros would show.
-            if bytes.is_none_or(|bytes| blocks::dequantize(table.dtype, bytes, out).is_err()) {
+            if id >= table.rows || !table.row(id, row_bytes, out) {
                 out.fill(0.0);
             }
         }

@@ -107,7 +107,7 @@ fn embeds_from_every_float_type_and_gives_zeros_outside() {
         let row_bytes = dtype.bytes_for(cols as u64).unwrap() as usize;
         // Small bytes keep scales finite.
         let bytes: Vec<u8> = (0..rows * row_bytes).map(|_| random.range(0, 60) as u8).collect();
-        let table = Table { dtype, bytes: &bytes, rows, cols };
+        let table = Table { dtype, bytes: &bytes, rows, cols, packed: None };
         let ids = [4, 0, 5, -1, 2];
         let mut out = vec![7.0; ids.len() * cols];
         let result = embed(&Threads(2), &ids, table, MatrixMut::dense(&mut out, ids.len(), cols));
@@ -126,6 +126,35 @@ fn embeds_from_every_float_type_and_gives_zeros_outside() {
         let short = Table { rows: rows + 1, ..table };
         assert!(embed(&Serial, &ids, short, MatrixMut::dense(&mut out, ids.len(), cols)).is_err());
     }
-    let table = Table { dtype: DType::Q4_0, bytes: &[0; 18], rows: 1, cols: 33 };
+    let table = Table { dtype: DType::Q4_0, bytes: &[0; 18], rows: 1, cols: 33, packed: None };
     assert!(embed(&Serial, &[0], table, MatrixMut::dense(&mut [0.0; 33], 1, 33)).is_err());
+}
+
+#[test]
+fn rows_of_a_packed_table_have_the_bits_of_the_files_rows() {
+    let mut random = Random::new(11);
+    let (rows, cols) = (37, 768);
+    let (mut packed_types, ids) = (0, [36, 0, 15, 16, 31, 32, 37, -1, 17]);
+    for dtype in DType::ALL {
+        let Ok(layout) = WeightLayout::for_dtype(dtype, rows, cols, None) else { continue };
+        if layout.packed_bytes() == 0 {
+            continue;
+        }
+        packed_types += 1;
+        // Of any sign; the second byte of a half-precision scale below 124 keeps it finite.
+        let byte = |_| (random.range(0, 124) + 128 * random.range(0, 2)) as u8;
+        let bytes: Vec<u8> = (0..layout.source_bytes()).map(byte).collect();
+        let mut packed = vec![0; layout.packed_bytes()];
+        layout.pack(&Serial, &bytes, &mut packed).unwrap();
+        let stored = Table { dtype, bytes: &bytes, rows, cols, packed: None };
+        let (mut expected, mut found) = (vec![7.0; ids.len() * cols], vec![8.0; ids.len() * cols]);
+        embed(&Serial, &ids, stored, MatrixMut::dense(&mut expected, ids.len(), cols)).unwrap();
+        let table = Table { bytes: &packed, packed: Some(layout), ..stored };
+        embed(&Threads(2), &ids, table, MatrixMut::dense(&mut found, ids.len(), cols)).unwrap();
+        assert_eq!(bits(&found), bits(&expected), "{dtype}");
+        for wrong in [Table { rows: rows + 16, ..table }, Table { cols: cols / 2, ..table }, Table { bytes: &[], ..table }] {
+            assert!(embed(&Serial, &ids, wrong, MatrixMut::dense(&mut found, ids.len(), cols)).is_err(), "{dtype}");
+        }
+    }
+    assert!(packed_types >= 12, "{packed_types}");
 }

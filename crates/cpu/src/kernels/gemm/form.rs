@@ -182,6 +182,53 @@ impl Form {
         }
     }
 
+    /// The values of a row of a packed panel, as the file's decoder gives them.
+    pub(super) fn decode_row(&self, panel: &[u8], row: usize, values: &mut [f32]) {
+        let blocks = panel.chunks_exact(self.packed_block_bytes());
+        for (block, values) in blocks.zip(values.chunks_exact_mut(self.block_len())) {
+            let (header, codes) = block.split_at(self.header_bytes());
+            let header = Header { bytes: header, halves: self.half_fields.len() };
+            let groups = values.as_chunks_mut::<GROUP>().0.iter_mut().zip(codes.chunks_exact(self.group_bytes()));
+            for (group, (values, codes)) in groups.enumerate() {
+                for (half, values) in values.chunks_exact_mut(GROUP / self.halves).enumerate() {
+                    let (scale, min) = header.scale_and_min(self.dtype, group * self.halves + half, row);
+                    // Minus zero changes no value, not even the sign of zero.
+                    let min = if self.has_min { min } else { -0.0 };
+                    for (run, values) in values.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                        let stored = self.stored_run(codes, half * (RUNS / self.halves) + run, row);
+                        for (value, stored) in values.iter_mut().zip(stored) {
+                            *value = scale * f32::from(self.code(stored)) + min;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A run of one row as it is stored.
+    fn stored_run(&self, codes: &[u8], run: usize, row: usize) -> [u8; 4] {
+        let (mut stored, mut first) = ([0; 4], 0);
+        for (shift, width) in planes(self.bits) {
+            let (vector, at) = place(width, run);
+            let bytes = &codes[first + 64 * vector + 4 * row..][..4];
+            for (stored, byte) in stored.iter_mut().zip(bytes) {
+                *stored |= (byte >> at & mask(width)) << shift;
+            }
+            first += 64 * width;
+        }
+        stored
+    }
+
+    /// The file's code of a stored one.
+    const fn code(&self, stored: u8) -> i8 {
+        match self.dtype {
+            DType::Q8_0 => (stored ^ 0x80).cast_signed(),
+            DType::IQ4_NL | DType::IQ4_XS => LEVELS[(stored & 15) as usize],
+            _ if self.has_min => stored.cast_signed(),
+            _ => stored.cast_signed() - self.centre,
+        }
+    }
+
     /// Group `group` of a packed block in the form that all types share.
     #[inline(always)]
     fn widen(&self, block: &[u8], group: usize, wide: &mut WideGroup) {

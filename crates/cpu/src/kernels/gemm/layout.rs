@@ -116,6 +116,23 @@ impl WeightLayout {
         self.row_bytes
     }
 
+    /// The values of row `row` of a packed matrix, bit for bit those of the file's row.
+    ///
+    /// # Errors
+    /// If the type has no packed form, sizes disagree, or there is no such row.
+    pub fn packed_row(&self, packed: &[u8], row: usize, values: &mut [f32]) -> Result<(), KernelError> {
+        let form = self.form().ok_or(KernelError::Type { op: OP, what: "packed table", found: self.dtype })?;
+        same(OP, "bytes of the weight's packed form", packed.len(), self.packed_bytes)?;
+        same(OP, "values of a row", values.len(), self.k)?;
+        if row >= self.n {
+            let (found, high) = (i64::try_from(row).unwrap_or(i64::MAX), self.n as i64);
+            return Err(KernelError::Index { op: OP, what: "row", index: 0, found, low: 0, high });
+        }
+        let panel_bytes = self.row_bytes * PANEL;
+        form.decode_row(&packed[row / PANEL * panel_bytes..][..panel_bytes], row % PANEL, values);
+        Ok(())
+    }
+
     /// Brings the file's bytes into the packed form, on all threads.
     ///
     /// Experts are packed one by one, into consecutive [`packed_bytes`](Self::packed_bytes).
