@@ -152,7 +152,9 @@ fn rows_of_a_packed_table_have_the_bits_of_the_files_rows() {
         let table = Table { bytes: &packed, packed: Some(layout), ..stored };
         embed(&Threads(2), &ids, table, MatrixMut::dense(&mut found, ids.len(), cols)).unwrap();
         assert_eq!(bits(&found), bits(&expected), "{dtype}");
-        for wrong in [Table { rows: rows + 16, ..table }, Table { cols: cols / 2, ..table }, Table { bytes: &[], ..table }] {
+        for wrong in
+            [Table { rows: rows + 16, ..table }, Table { cols: cols / 2, ..table }, Table { bytes: &[], ..table }]
+        {
             assert!(embed(&Serial, &ids, wrong, MatrixMut::dense(&mut found, ids.len(), cols)).is_err(), "{dtype}");
         }
     }

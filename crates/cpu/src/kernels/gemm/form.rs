@@ -37,7 +37,7 @@ pub(super) struct Form {
     /// First byte and number of the byte fields in a file block.
     byte_fields: (usize, usize),
     /// Bits of a code.
-    bits: usize,
+    pub(super) bits: usize,
     /// Middle of the codes as stored: what is subtracted before multiplying. With a minimum the difference is put back through
     /// it, which keeps the codes small and so the effect of rounded activations.
     pub(super) centre: i8,
