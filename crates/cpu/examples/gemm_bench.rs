@@ -310,6 +310,8 @@ fn main() {
             (DType::BF16, Compute::Bf16),
             (DType::F16, Compute::F32),
             (DType::F32, Compute::F32),
+            (DType::F8E4M3, Compute::F32),
+            (DType::F8E5M2, Compute::F32),
         ];
         for (dtype, compute) in kinds {
             let mut probed = false;

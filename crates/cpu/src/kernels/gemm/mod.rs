@@ -53,6 +53,7 @@ mod unroll;
 mod vector;
 mod way;
 mod wide;
+mod widen;
 mod workspace;
 
 pub use layout::WeightLayout;

@@ -1,7 +1,5 @@
 //! One panel of sixteen outputs for a block of rows: chooses the kernel and feeds it.
 
-use qwen_formats::blocks;
-
 use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, tile_width, tiles};
 use super::bf16;
 use super::exact;
@@ -10,6 +8,7 @@ use super::float::{self, Plain};
 use super::form::{Form, PANEL};
 use super::way::{Path, Way};
 use super::wide::{Ask, GROUP, Tiles, WideGroup};
+use super::widen::{self, Scales};
 use super::{Compute, Segment, WeightLayout};
 use crate::isa::Isa;
 
@@ -179,34 +178,28 @@ impl Job<'_> {
         }
     }
 
-    /// The panel's rows as f32, as bytes.
+    /// The panel's rows as f32, as bytes; separate scales are multiplied in.
     fn widen<'v>(&self, values: &'v mut [f32]) -> &'v [u8] {
         let layout = &self.segment.layout;
-        let k = layout.k();
-        let rows = PANEL.min(layout.n() - self.panel * PANEL);
+        let (k, first) = (layout.k(), self.panel * PANEL);
+        let rows = PANEL.min(layout.n() - first);
         let values = &mut values[..rows * k];
-        let decoded = blocks::dequantize(layout.dtype(), self.panel_bytes(), values);
-        debug_assert!(decoded.is_ok(), "{decoded:?}");
-        self.scale(values);
+        let lines = self.panel_bytes().chunks_exact(layout.row_bytes()).zip(values.chunks_exact_mut(k));
+        for (row, (bytes, values)) in (first..).zip(lines) {
+            widen::row(self.way.isa, layout.dtype(), bytes, self.scales(row), values);
+        }
         let bytes = rows * k * size_of::<f32>();
         // SAFETY: the bytes of f32 values, at most the slice.
         unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), bytes) }
     }
 
-    /// Multiplies separate scales in.
-    fn scale(&self, values: &mut [f32]) {
+    /// Separate scales of a row.
+    fn scales(&self, row: usize) -> Option<Scales<'_>> {
         let layout = &self.segment.layout;
-        if let (Some([block_rows, block_cols]), Some(scales)) = (layout.block(), self.segment.scales) {
-            let scales = &scales[self.block.expert * layout.num_scales()..][..layout.num_scales()];
-            let per_row = layout.k().div_ceil(block_cols);
-            let first = self.panel * PANEL;
-            for (row, values) in (first..layout.n()).zip(values.chunks_exact_mut(layout.k())) {
-                let scales = &scales[row / block_rows * per_row..][..per_row];
-                for (values, scale) in values.chunks_mut(block_cols).zip(scales) {
-                    values.iter_mut().for_each(|value| *value *= scale);
-                }
-            }
-        }
+        let ([block_rows, columns], scales) = (layout.block()?, self.segment.scales?);
+        let scales = &scales[self.block.expert * layout.num_scales()..][..layout.num_scales()];
+        let per_row = layout.k().div_ceil(columns);
+        Some(Scales { values: &scales[row / block_rows * per_row..][..per_row], columns })
     }
 
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {

@@ -32,6 +32,48 @@ macro_rules! both {
     };
 }
 
+/// What half-precision values with the exponents and mantissas of E4M3 are to be multiplied with.
+pub(super) const E4M3_UNIT: f32 = 256.0;
+
+/// Sixteen E4M3 values at `p` as half-precision ones: exponent and mantissa where those are, which divides by [`E4M3_UNIT`], also
+/// subnormal values. The largest magnitude is NaN.
+///
+/// # Safety
+/// The processor has AVX2; `p` is valid for 16 reads.
+#[inline(always)]
+pub(super) unsafe fn e4m3_halves(p: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+        let all = _mm256_set1_epi16(0x7f);
+        let magnitude = _mm256_and_si256(bytes, all);
+        let sign = _mm256_slli_epi16::<8>(_mm256_andnot_si256(all, bytes));
+        let is_nan = _mm256_cmpeq_epi16(magnitude, all);
+        let shifted = _mm256_slli_epi16::<7>(magnitude);
+        _mm256_or_si256(sign, _mm256_blendv_epi8(shifted, _mm256_set1_epi16(0x7e00), is_nan))
+    }
+}
+
+/// Sixteen E5M2 values at `p` as half-precision ones: their upper bytes.
+///
+/// # Safety
+/// As [`e4m3_halves`].
+#[inline(always)]
+pub(super) unsafe fn e5m2_halves(p: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()))) }
+}
+
+/// Sixteen half-precision values as floats.
+#[inline(always)]
+unsafe fn both_halves(halves: __m256i) -> Pair {
+    // SAFETY: called with a token.
+    unsafe {
+        let upper = _mm256_extracti128_si256::<1>(halves);
+        Pair(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(upper))
+    }
+}
+
 /// bfloat16 bits of eight floats, in the low halves of 32-bit lanes.
 #[inline(always)]
 unsafe fn round_bf16(x: __m256) -> __m256i {
@@ -164,6 +206,19 @@ impl Simd for Avx2 {
     unsafe fn load_f16(self, p: *const u16) -> Pair {
         // SAFETY: the caller's promise.
         unsafe { Pair(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Pair {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (values, unit) = (both_halves(e4m3_halves(p)), _mm256_set1_ps(E4M3_UNIT));
+            Pair(_mm256_mul_ps(values.0, unit), _mm256_mul_ps(values.1, unit))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_e5m2(self, p: *const u8) -> Pair {
+        // SAFETY: the caller's promise.
+        unsafe { both_halves(e5m2_halves(p)) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16, x: Pair) {

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::avx2::{E4M3_UNIT, e4m3_halves, e5m2_halves};
 use super::{Kernel, LANES, Simd};
 
 /// Proof that the processor has AVX-512 F, BW, VL and DQ.
@@ -133,6 +134,16 @@ impl Simd for Avx512 {
     unsafe fn load_f16(self, p: *const u16) -> Register {
         // SAFETY: the caller's promise.
         Register(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) })
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Register {
+        // SAFETY: the caller's promise; AVX-512 includes AVX2.
+        unsafe { Register(_mm512_mul_ps(_mm512_cvtph_ps(e4m3_halves(p)), _mm512_set1_ps(E4M3_UNIT))) }
+    }
+    #[inline(always)]
+    unsafe fn load_e5m2(self, p: *const u8) -> Register {
+        // SAFETY: as above.
+        unsafe { Register(_mm512_cvtph_ps(e5m2_halves(p))) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16, x: Register) {

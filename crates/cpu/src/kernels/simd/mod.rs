@@ -28,6 +28,8 @@ pub use avx512::Avx512;
 pub use neon::Neon;
 pub use scalar::Scalar;
 
+use qwen_formats::blocks;
+
 use crate::isa::Isa;
 
 /// Lanes of a vector.
@@ -105,6 +107,27 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `p` is valid for 32 reads.
     unsafe fn load_bf16_pairs(self, p: *const u16) -> [Self::V; 2];
+
+    /// Sixteen E4M3 values at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for 16 reads.
+    #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::V {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
+        self.of(bytes.map(blocks::f8_e4m3_to_f32))
+    }
+    /// Sixteen E5M2 values at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for 16 reads.
+    #[inline(always)]
+    unsafe fn load_e5m2(self, p: *const u8) -> Self::V {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
+        self.of(bytes.map(blocks::f8_e5m2_to_f32))
+    }
 
     /// a + b
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
