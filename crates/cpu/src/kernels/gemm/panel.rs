@@ -6,6 +6,8 @@ use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, til
 use super::bf16;
 use super::exact;
 use super::experts::Block;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use super::few::{Stretch, rows_together};
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
 use super::way::{Path, Way};
@@ -15,6 +17,10 @@ use crate::isa::Isa;
 
 /// Most groups that are unpacked at a time: 13.5 KiB, which stay in the first-level cache beside a tile's activations.
 pub(super) const CHUNK: usize = 18;
+
+/// Rows from which on a step takes long enough to ask for weights: processors that don't always ask ([`Path::FewRows`]) read ahead
+/// well enough by themselves as long as reading is all they do.
+const ASKING_ROWS: usize = 5;
 
 /// How a weight meets its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,8 +215,6 @@ impl Job<'_> {
         let firsts = padded_rows(self.terms[0].count) * PANEL;
         let (acc, second_acc) = acc.split_at_mut(firsts);
         let second_acc = &mut second_acc[..padded_rows(self.terms[1].count) * PANEL];
-        acc.fill(0.0);
-        second_acc.fill(0.0);
         match path {
             Path::OneRow { ahead } => {
                 self.one_row(form, format, ahead, acc);
@@ -220,10 +224,14 @@ impl Job<'_> {
                 self.few_rows(form, format, false, self.terms[1], second_acc);
             }
             Path::FewRows { ahead } => {
-                self.few_rows(form, format, ahead, self.terms[0], acc);
+                self.few_rows(form, format, ahead || self.block.rows >= ASKING_ROWS, self.terms[0], acc);
                 self.few_rows(form, format, false, self.terms[1], second_acc);
             }
-            Path::Vectors | Path::Tiles => self.by_stretches(form, format, path, wide, acc, second_acc),
+            Path::Vectors | Path::Tiles => {
+                acc.fill(0.0);
+                second_acc.fill(0.0);
+                self.by_stretches(form, format, path, wide, acc, second_acc);
+            }
         }
         for (i, second) in second_acc.as_chunks::<PANEL>().0.iter().enumerate().take(self.terms[1].count) {
             let row = self.spiked.map_or(i, |spiked| spiked.rows[i] as usize);
@@ -244,12 +252,8 @@ impl Job<'_> {
         let mut products = Products::new(self.way.isa, form, path);
         let (wide, with_seconds) = wide.split_at_mut(CHUNK);
         let mut seconds_done = 0;
-        // Stretches of nearly the same length: a short one would cost more than its share.
-        let blocks = self.panel_bytes().len() / form.packed_block_bytes();
-        let stretches = blocks.div_ceil(CHUNK / form.groups());
-        let stretch_blocks = blocks.div_ceil(stretches.max(1)).max(1);
-        for (i, packed) in self.panel_bytes().chunks(stretch_blocks * form.packed_block_bytes()).enumerate() {
-            let first_group = i * stretch_blocks * form.groups();
+        let mut first_group = 0;
+        for packed in self.panel_bytes().chunks(self.stretch_bytes(form)) {
             let groups = packed.len() / form.packed_block_bytes() * form.groups();
             let wide = &mut wide[..groups];
             products.unpack(packed, wide);
@@ -257,16 +261,23 @@ impl Job<'_> {
             let group_bytes = form.packed_block_bytes() / form.groups();
             let ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
             self.tiles(&mut products, format, self.terms[0], first_group, wide, ask, acc);
-            if self.terms[1].count == 0 {
-                continue;
+            if self.terms[1].count > 0 {
+                let wide = match self.spiked {
+                    None => &*wide,
+                    Some(spiked) => gather(spiked.groups, first_group, wide, with_seconds),
+                };
+                self.tiles(&mut products, format, self.terms[1], seconds_done, wide, Ask::NOTHING, second_acc);
+                seconds_done += wide.len();
             }
-            let wide = match self.spiked {
-                None => &*wide,
-                Some(spiked) => gather(spiked.groups, first_group, wide, with_seconds),
-            };
-            self.tiles(&mut products, format, self.terms[1], seconds_done, wide, Ask::NOTHING, second_acc);
-            seconds_done += wide.len();
+            first_group += groups;
         }
+    }
+
+    /// Bytes of a stretch of the panel. Stretches are of nearly the same length: a short one would cost more than its share.
+    fn stretch_bytes(&self, form: Form) -> usize {
+        let blocks = self.panel_bytes().len() / form.packed_block_bytes();
+        let stretches = blocks.div_ceil(CHUNK / form.groups());
+        blocks.div_ceil(stretches.max(1)).max(1) * form.packed_block_bytes()
     }
 
     /// All tiles times unpacked groups, from the tiles' `first_group` on. The first tile asks for what is unpacked next.
@@ -319,32 +330,57 @@ impl Job<'_> {
         let _ = (dtype, format, ahead, panel, words, acc);
     }
 
-    /// The products of some terms straight from the packed form, for vector instruction sets.
-    fn few_rows(&self, form: Form, format: Format, ahead: bool, terms: Terms<'_>, acc: &mut [f32]) {
+    /// The products of some terms straight from the packed form, for vector instruction sets: by stretches if what comes next is asked
+    /// for, each by all tiles.
+    fn few_rows(&self, form: Form, format: Format, asks: bool, terms: Terms<'_>, acc: &mut [f32]) {
+        let (panel, group_words) = (self.panel_bytes(), format.group_words());
         let all = terms.groups == self.segment.layout.k() / GROUP;
         let set = self.spiked.map(|spiked| spiked.groups).filter(|_| !all);
-        let (dtype, panel, row_words) = (form.dtype, self.panel_bytes(), terms.groups * format.group_words());
-        for (row, width) in tiles(terms.count) {
-            let words = &terms.words[row * row_words..][..width * row_words];
-            let acc = &mut acc[row * PANEL..][..width * PANEL];
-            // SAFETY: the instructions were detected; the panel is whole blocks.
-            #[cfg(target_arch = "x86_64")]
-            unsafe {
-                match (self.way.isa >= Isa::Avx512, ahead) {
-                    (true, true) => {
-                        super::avx512::few_rows::<{ crate::isa::AHEAD }>(dtype, format, panel, set, width, words, acc);
-                    }
-                    (true, false) => super::avx512::few_rows::<0>(dtype, format, panel, set, width, words, acc),
-                    (false, _) => super::avx2::few_rows::<0>(dtype, format, panel, set, width, words, acc),
-                }
+        let stretch_bytes = if asks { self.stretch_bytes(form) } else { panel.len() };
+        let passes: usize = tiles(terms.count).map(|(_, width)| width / rows_together(width)).sum();
+        let group_bytes = (form.packed_block_bytes() / form.groups()).div_ceil(passes.max(1));
+        let mut first_group = 0;
+        for packed in panel.chunks(stretch_bytes) {
+            let groups = packed.len() / form.packed_block_bytes() * form.groups();
+            // Behind the last stretch of a panel is the next panel; behind the last of a weight may be anything, which does no harm.
+            let mut ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
+            for (row, width) in tiles(terms.count) {
+                let words = &terms.words[(row * terms.groups + first_group * width) * group_words..];
+                let stretch =
+                    Stretch { packed, set, begins: first_group == 0, ask: if asks { ask } else { Ask::NOTHING } };
+                self.few_rows_tile(form, format, stretch, width, words, &mut acc[row * PANEL..][..width * PANEL]);
+                ask.next = ask.next.wrapping_add(width / rows_together(width) * groups * group_bytes);
             }
-            // SAFETY: as above.
-            #[cfg(target_arch = "aarch64")]
-            unsafe {
-                super::neon::few_rows(dtype, format, panel, set, width, words, acc);
-            }
-            let _ = (dtype, format, ahead, panel, set, width, words, acc);
+            first_group += groups;
         }
+    }
+
+    /// One tile of [`few_rows`](Self::few_rows) times a stretch.
+    fn few_rows_tile(
+        &self,
+        form: Form,
+        format: Format,
+        stretch: Stretch<'_>,
+        width: usize,
+        words: &[u32],
+        acc: &mut [f32],
+    ) {
+        let dtype = form.dtype;
+        // SAFETY: the instructions were detected; the stretch is whole blocks.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            if self.way.isa >= Isa::Avx512 {
+                super::avx512::few_rows(dtype, format, stretch, width, words, acc);
+            } else {
+                super::avx2::few_rows(dtype, format, stretch, width, words, acc);
+            }
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            super::neon::few_rows(dtype, format, stretch, width, words, acc);
+        }
+        let _ = (dtype, format, stretch, width, words, acc);
     }
 }
 
