@@ -2,7 +2,7 @@
 //!
 //! Shape: a stretch of a panel of sixteen outputs, all its groups of 32 inputs or a set of them, times one tile of `W` rows. Each
 //! group is unpacked into registers and meets there as many rows as registers suffice for, all of the tile or one half after the
-//! other ([`rows_together`]). Against [`super::panel`]'s way of unpacking a stretch into memory for all rows, nothing is written but
+//! other ([`super::activations::rows_together`]). Against [`super::panel`]'s way of unpacking a stretch into memory for all rows, nothing is written but
 //! the sums, and a stretch takes half the place in the first-level cache; unpacking four-bit codes 8 rows at a time costs 3% of the
 //! products, and with 64 rows as much as unpacking them once.
 //!
@@ -18,28 +18,7 @@
 use super::activations::groups_in;
 use super::sources::Source;
 use super::vector::Vector;
-use super::wide::{Ask, RUNS};
-
-/// Most rows whose sums of both kinds stay in registers.
-const MOST: usize = 12;
-
-/// Rows that meet a group together, of a tile of `width` rows.
-pub(super) const fn rows_together(width: usize) -> usize {
-    if width > MOST { width / 2 } else { width }
-}
-
-/// What a tile is multiplied with.
-#[derive(Clone, Copy)]
-pub(super) struct Stretch<'a> {
-    /// Whole packed blocks of a panel.
-    pub(super) packed: &'a [u8],
-    /// Those of its groups that the tile has; absent: all.
-    pub(super) set: Option<&'a [u32]>,
-    /// Sums begin here, instead of with those of the stretch before.
-    pub(super) begins: bool,
-    /// Asked for by the tile's first rows, then by the next.
-    pub(super) ask: Ask,
-}
+use super::wide::{RUNS, Stretch};
 
 /// Products of `COUNT` rows of a tile, from row `first` on, with some groups of a panel, added to `acc` or stored there. The tile's
 /// words begin with the stretch's first group, and are those of the groups in its set alone.
@@ -130,7 +109,7 @@ macro_rules! few_rows_entry {
             const W: usize,
             const COUNT: usize,
         >(
-            stretch: $crate::kernels::gemm::few::Stretch<'_>,
+            stretch: $crate::kernels::gemm::wide::Stretch<'_>,
             words: &[u32],
             acc: &mut [f32],
         ) {
@@ -147,7 +126,7 @@ macro_rules! few_rows_entry {
         pub(super) unsafe fn few_rows(
             dtype: DType,
             format: Format,
-            stretch: $crate::kernels::gemm::few::Stretch<'_>,
+            stretch: $crate::kernels::gemm::wide::Stretch<'_>,
             width: usize,
             words: &[u32],
             acc: &mut [f32],

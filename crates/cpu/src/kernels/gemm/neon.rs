@@ -17,10 +17,9 @@ use std::marker::PhantomData;
 use qwen_formats::DType;
 
 use super::activations::Format;
-use super::few::Stretch;
 use super::form::PANEL;
 use super::vector::Vector;
-use super::wide::{RUNS, WideGroup};
+use super::wide::{RUNS, Stretch, WideGroup};
 use crate::isa::{has_neon_dot, has_neon_i8mm};
 
 /// How four inputs of four rows are multiplied.

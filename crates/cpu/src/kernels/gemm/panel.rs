@@ -2,16 +2,15 @@
 
 use qwen_formats::blocks;
 
-use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, tile_width, tiles};
+use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, rows_together, tile_width, tiles};
 use super::bf16;
+use super::epilogue::add_seconds;
 use super::exact;
 use super::experts::Block;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use super::few::{Stretch, rows_together};
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
 use super::way::{Path, Way};
-use super::wide::{Ask, GROUP, Tiles, WideGroup};
+use super::wide::{Ask, GROUP, Stretch, Tiles, WideGroup};
 use super::{Compute, Segment, WeightLayout};
 use crate::isa::Isa;
 
@@ -88,21 +87,27 @@ pub(super) struct Worker<'a> {
     pub(super) values: &'a mut [f32],
 }
 
+/// A block's rows as a segment wants them.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) mode: Mode,
+    /// First terms, and second terms; empty for f32 products.
+    pub(super) terms: [Terms<'a>; 2],
+    /// Rows as bfloat16, where the weight wants them so.
+    pub(super) bf16: &'a [u16],
+    /// Rows as tiles of f32 values, where the weight wants them so.
+    pub(super) floats: &'a [f32],
+    /// Where second terms are; absent: everywhere.
+    pub(super) spiked: Option<Spiked<'a>>,
+}
+
 /// A segment's panel and the rows that it meets.
 pub(super) struct Job<'a> {
     pub(super) way: Way,
     pub(super) segment: &'a Segment<'a>,
-    pub(super) mode: Mode,
     pub(super) panel: usize,
     pub(super) block: Block,
-    /// First terms of the block's rows, and second terms; empty for f32 products.
-    pub(super) terms: [Terms<'a>; 2],
-    /// The block's rows as bfloat16, where the weight wants them so.
-    pub(super) bf16: &'a [u16],
-    /// The block's rows as tiles of f32 values, where the weight wants them so.
-    pub(super) floats: &'a [f32],
-    /// Where second terms are; absent: everywhere.
-    pub(super) spiked: Option<Spiked<'a>>,
+    pub(super) rows: Rows<'a>,
     /// Address of the activations of the block's `i`-th row.
     pub(super) tokens: &'a dyn Fn(usize) -> *const f32,
 }
@@ -123,14 +128,14 @@ impl Job<'_> {
     pub(super) unsafe fn run(&self, worker: &mut Worker<'_>, side: usize) {
         let Worker { acc, wide, values } = worker;
         let acc = &mut *acc[side];
-        match self.mode {
+        match self.rows.mode {
             Mode::InPlace(plain) => {
                 // SAFETY: the caller's promise.
                 unsafe { self.float(plain, self.panel_bytes(), acc) };
             }
             Mode::Bf16 => {
                 let k = self.segment.layout.k();
-                let token = |i: usize| self.bf16[i * k..][..k].as_ptr().cast();
+                let token = |i: usize| self.rows.bf16[i * k..][..k].as_ptr().cast();
                 // SAFETY: a slice of a row's values.
                 unsafe { bf16::panel(self.float_panel(self.panel_bytes(), &token, acc)) };
             }
@@ -167,7 +172,7 @@ impl Job<'_> {
         let row_words = exact::row_words(self.segment.layout.k());
         acc[..padded_rows(self.block.rows) * PANEL].fill(0.0);
         for (row, width) in tiles(self.block.rows) {
-            let words = &self.floats[row * row_words..][..width * row_words];
+            let words = &self.rows.floats[row * row_words..][..width * row_words];
             exact::multiply(
                 self.way.isa,
                 form,
@@ -212,20 +217,20 @@ impl Job<'_> {
 
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
         let path = self.way.path(self.block.rows, format.subs);
-        let firsts = padded_rows(self.terms[0].count) * PANEL;
+        let firsts = padded_rows(self.rows.terms[0].count) * PANEL;
         let (acc, second_acc) = acc.split_at_mut(firsts);
-        let second_acc = &mut second_acc[..padded_rows(self.terms[1].count) * PANEL];
+        let second_acc = &mut second_acc[..padded_rows(self.rows.terms[1].count) * PANEL];
         match path {
             Path::OneRow { ahead } => {
                 self.one_row(form, format, ahead, acc);
-                if self.spiked.is_none() {
+                if self.rows.spiked.is_none() {
                     return;
                 }
-                self.few_rows(form, format, false, self.terms[1], second_acc);
+                self.few_rows(form, format, false, self.rows.terms[1], second_acc);
             }
             Path::FewRows { ahead } => {
-                self.few_rows(form, format, ahead || self.block.rows >= ASKING_ROWS, self.terms[0], acc);
-                self.few_rows(form, format, false, self.terms[1], second_acc);
+                self.few_rows(form, format, ahead || self.block.rows >= ASKING_ROWS, self.rows.terms[0], acc);
+                self.few_rows(form, format, false, self.rows.terms[1], second_acc);
             }
             Path::Vectors | Path::Tiles => {
                 acc.fill(0.0);
@@ -233,10 +238,8 @@ impl Job<'_> {
                 self.by_stretches(form, format, path, wide, acc, second_acc);
             }
         }
-        for (i, second) in second_acc.as_chunks::<PANEL>().0.iter().enumerate().take(self.terms[1].count) {
-            let row = self.spiked.map_or(i, |spiked| spiked.rows[i] as usize);
-            add(&mut acc[row * PANEL..][..PANEL], second);
-        }
+        let seconds = &second_acc[..self.rows.terms[1].count * PANEL];
+        add_seconds(self.way.isa, acc, seconds, self.rows.spiked.map(|spiked| spiked.rows));
     }
 
     /// Unpacks the panel by stretches, each multiplied with all rows.
@@ -260,13 +263,13 @@ impl Job<'_> {
             // Behind the last stretch of a panel is the next panel; behind the last of a weight may be anything, which does no harm.
             let group_bytes = form.packed_block_bytes() / form.groups();
             let ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
-            self.tiles(&mut products, format, self.terms[0], first_group, wide, ask, acc);
-            if self.terms[1].count > 0 {
-                let wide = match self.spiked {
+            self.tiles(&mut products, format, self.rows.terms[0], first_group, wide, ask, acc);
+            if self.rows.terms[1].count > 0 {
+                let wide = match self.rows.spiked {
                     None => &*wide,
                     Some(spiked) => gather(spiked.groups, first_group, wide, with_seconds),
                 };
-                self.tiles(&mut products, format, self.terms[1], seconds_done, wide, Ask::NOTHING, second_acc);
+                self.tiles(&mut products, format, self.rows.terms[1], seconds_done, wide, Ask::NOTHING, second_acc);
                 seconds_done += wide.len();
             }
             first_group += groups;
@@ -310,7 +313,7 @@ impl Job<'_> {
     /// The products of a block's only row straight from the packed form; second terms too, if they are everywhere. For
     /// [`Path::OneRow`], which vector instruction sets alone have.
     fn one_row(&self, form: Form, format: Format, ahead: bool, acc: &mut [f32]) {
-        let words = [self.terms[0].words, if self.spiked.is_none() { self.terms[1].words } else { &[] }];
+        let words = [self.rows.terms[0].words, if self.rows.spiked.is_none() { self.rows.terms[1].words } else { &[] }];
         let (dtype, panel) = (form.dtype, self.panel_bytes());
         let Some(acc) = acc.first_chunk_mut() else { return };
         // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
@@ -335,7 +338,7 @@ impl Job<'_> {
     fn few_rows(&self, form: Form, format: Format, asks: bool, terms: Terms<'_>, acc: &mut [f32]) {
         let (panel, group_words) = (self.panel_bytes(), format.group_words());
         let all = terms.groups == self.segment.layout.k() / GROUP;
-        let set = self.spiked.map(|spiked| spiked.groups).filter(|_| !all);
+        let set = self.rows.spiked.map(|spiked| spiked.groups).filter(|_| !all);
         let stretch_bytes = if asks { self.stretch_bytes(form) } else { panel.len() };
         let passes: usize = tiles(terms.count).map(|(_, width)| width / rows_together(width)).sum();
         let group_bytes = (form.packed_block_bytes() / form.groups()).div_ceil(passes.max(1));
@@ -392,13 +395,6 @@ fn gather<'w>(set: &[u32], first_group: usize, wide: &'w [WideGroup], to: &'w mu
         count += 1;
     }
     if count == wide.len() { wide } else { &to[..count] }
-}
-
-/// Adds sixteen outputs to others.
-fn add(sums: &mut [f32], second: &[f32; PANEL]) {
-    for (sum, second) in sums.iter_mut().zip(second) {
-        *sum += second;
-    }
 }
 
 /// Unpacking and multiplying with the best instructions for a number of rows.

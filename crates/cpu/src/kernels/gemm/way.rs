@@ -17,7 +17,7 @@ pub struct Way {
     pub isa: Isa,
     /// One-row products ask for memory ahead (needs AVX-512).
     pub ahead: bool,
-    /// Most rows that are multiplied straight from the packed form.
+    /// Most rows that are multiplied straight from the packed form; with two scales in 32 inputs no more than a tile has.
     pub few: usize,
     /// KiB of activations in a block.
     pub block_kib: usize,
@@ -62,7 +62,8 @@ impl Way {
         match self.isa {
             Isa::Scalar => Path::Vectors,
             _ if rows == 1 => Path::OneRow { ahead: self.ahead },
-            _ if rows <= self.few => Path::FewRows { ahead: self.ahead },
+            // Two scales in 32 inputs take so long to unpack that once for all rows is better from two tiles on.
+            _ if rows <= self.few && (subgroups == 1 || rows <= MAX_WIDTH) => Path::FewRows { ahead: self.ahead },
             #[cfg(target_arch = "x86_64")]
             Isa::Amx if super::amx::pays(rows, subgroups) => Path::Tiles,
             _ => Path::Vectors,
