@@ -246,11 +246,12 @@ fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 
         false => wanted.split(',').any(|name| name == way.name()),
     };
     let ways: Vec<Way> = ways.iter().copied().filter(is_wanted).collect();
+    let own = pool.threads() == 1;
     for &rows in rows {
         let mut seconds = vec![Vec::new(); ways.len()];
         for round in 0..=ROUNDS {
             for (way, seconds) in ways.iter().zip(&mut seconds) {
-                let start = Instant::now();
+                let start = now(own);
                 for copy in 0..copies {
                     let weight = &memory[copy * bytes..][..bytes];
                     let segment = Segment { weight, layout, scales: None, bias: None, compute };
@@ -258,7 +259,7 @@ fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 
                     gemm(*way, pool, x, &[segment], y, Epilogue::None, &mut workspace).unwrap();
                 }
                 if round > 0 {
-                    seconds.push(start.elapsed().as_secs_f64());
+                    seconds.push((now(own) - start).as_secs_f64());
                 }
             }
         }

@@ -111,6 +111,14 @@ pub(super) const fn tile_width(rows: usize) -> usize {
     }
 }
 
+/// Most rows whose sums, of integers and of floats, stay in 32 registers.
+const MOST_TOGETHER: usize = 12;
+
+/// Rows of a tile that meet a group of weights together.
+pub(super) const fn rows_together(width: usize) -> usize {
+    if width > MOST_TOGETHER { width / 2 } else { width }
+}
+
 /// Rows that the tiles of `rows` rows take.
 pub(super) const fn padded_rows(rows: usize) -> usize {
     rows / MAX_WIDTH * MAX_WIDTH + tile_width(rows % MAX_WIDTH)

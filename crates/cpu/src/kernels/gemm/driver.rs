@@ -11,7 +11,7 @@ use super::epilogue::{self, Store};
 use super::exact;
 use super::experts::{Block, active, blocks, max_slots};
 use super::form::PANEL;
-use super::panel::{CHUNK, Job, Mode, Spiked, Terms, Worker};
+use super::panel::{CHUNK, Job, Mode, Rows, Spiked, Terms, Worker};
 use super::shares::Shares;
 use super::way::Way;
 use super::wide::{GROUP, WideGroup};
@@ -501,16 +501,33 @@ impl<'a> Problem<'a> {
             while let Some(item) = shares.next(thread) {
                 let Some(block) = blocks(&self.groups, scratch.block).nth(item / parts) else { continue };
                 let first = item % parts * share;
+                let mut rows = [None; MAX_SEGMENTS];
+                for (rows, segment) in rows.iter_mut().zip(self.segments) {
+                    *rows = Some(self.rows(segment, block, words));
+                }
                 for unit in first..units.min(first + share) {
-                    self.unit(unit, block, words, &mut worker);
+                    self.unit(unit, block, &rows, &mut worker);
                 }
             }
         };
         if threads == 1 { Serial.run(1, &body) } else { parallel.run(threads, &body) }
     }
 
-    /// One panel of output, of both segments for a gated unit.
-    fn unit(&self, unit: usize, block: Block, words: &Words<'_>, worker: &mut Worker<'_>) {
+    /// The rows of a block as a segment wants them.
+    fn rows<'w>(&self, segment: &Segment<'_>, block: Block, words: &Words<'w>) -> Rows<'w> {
+        let (mode, k) = (Mode::of(&segment.layout, segment.compute), self.x.cols);
+        let mut rows = Rows { mode, terms: Default::default(), bf16: &[], floats: &[], spiked: None };
+        match mode {
+            Mode::Rounded(_, format, seconds) => (rows.terms, rows.spiked) = words.terms(format, seconds, k, block),
+            Mode::Bf16 => rows.bf16 = &words.bf16[block.first_slot * k..],
+            Mode::Exact(_) => rows.floats = &words.floats[block.first_slot * exact::row_words(k)..],
+            Mode::InPlace(_) | Mode::Widened => {}
+        }
+        rows
+    }
+
+    /// One panel of output, of both segments for a gated unit. `rows` are the block's, for each segment.
+    fn unit(&self, unit: usize, block: Block, rows: &[Option<Rows<'_>>; MAX_SEGMENTS], worker: &mut Worker<'_>) {
         let (mut panel, mut first_col) = (unit, 0);
         let mut index = 0;
         while !self.glu() && panel >= self.segments[index].layout.panels() {
@@ -521,8 +538,11 @@ impl<'a> Problem<'a> {
         let used = if self.glu() { &self.segments[..2] } else { &self.segments[index..=index] };
         let first = panel * PANEL;
         let mut bias = [None; 2];
-        for (side, segment) in used.iter().enumerate() {
-            self.job(segment, panel, block, words, worker, side);
+        let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
+        for (side, (segment, rows)) in used.iter().zip(rows[index..].iter().flatten()).enumerate() {
+            let job = Job { way: self.way, segment, panel, block, rows: *rows, tokens: &tokens };
+            // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
+            unsafe { job.run(worker, side) };
             let n = segment.layout.n();
             bias[side] =
                 segment.bias.map(|bias| &bias[block.expert * n + first..block.expert * n + n.min(first + PANEL)]);
@@ -540,32 +560,6 @@ impl<'a> Problem<'a> {
         // SAFETY: the columns of the panel and the rows of the block were checked to lie within the output; each pair is
         // one item's.
         unsafe { epilogue::store(self.way.isa, store) };
-    }
-
-    fn job(
-        &self,
-        segment: &Segment<'_>,
-        panel: usize,
-        block: Block,
-        words: &Words<'_>,
-        worker: &mut Worker<'_>,
-        side: usize,
-    ) {
-        let mode = Mode::of(&segment.layout, segment.compute);
-        let (terms, spiked) = match mode {
-            Mode::Rounded(_, format, seconds) => words.terms(format, seconds, segment.layout.k(), block),
-            _ => Default::default(),
-        };
-        let (mut bf16, mut floats) = (&[][..], &[][..]);
-        match mode {
-            Mode::Bf16 => bf16 = &words.bf16[block.first_slot * self.x.cols..],
-            Mode::Exact(_) => floats = &words.floats[block.first_slot * exact::row_words(self.x.cols)..],
-            _ => {}
-        }
-        let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
-        let job = Job { way: self.way, segment, mode, panel, block, terms, bf16, floats, spiked, tokens: &tokens };
-        // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
-        unsafe { job.run(worker, side) };
     }
 }
 

@@ -34,39 +34,52 @@ impl Kernel for Store<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let bias0 = self.bias(s, 0);
-        let bias1 = self.bias(s, 1);
-        for row in 0..self.rows {
-            let mut y = self.acc(s, 0, row, bias0);
-            let at = self.first_row + row;
-            match self.epilogue {
-                Epilogue::None => {}
-                Epilogue::Glu(activation) => {
-                    let gate = match activation {
-                        Activation::Silu => math::silu(s, y),
-                        Activation::GeluTanh => math::gelu_tanh(s, y),
-                    };
-                    y = s.mul(gate, self.acc(s, 1, row, bias1));
-                }
-                Epilogue::Add(addend) => {
-                    // SAFETY: within the addend by the promise of `store`.
-                    y = s.add(y, unsafe { load(s, addend.row_ptr(at).add(self.first_col), self.cols) });
-                }
-            }
-            // SAFETY: within the output and ours by the promise of `store`.
-            unsafe {
-                let to = self.out.row_ptr(at).add(self.first_col);
-                if self.cols == PANEL {
-                    s.store(to, y);
-                } else {
-                    s.store_partial(to, self.cols, y);
-                }
-            }
-        }
+        if self.cols == PANEL { self.each_row::<S, true>(s) } else { self.each_row::<S, false>(s) }
     }
 }
 
 impl Store<'_> {
+    /// All rows; `WHOLE` if they have sixteen columns. One loop for each epilogue: most have two instructions a row.
+    #[inline(always)]
+    fn each_row<S: Simd, const WHOLE: bool>(&self, s: S) {
+        let bias = [self.bias(s, 0), self.bias(s, 1)];
+        match self.epilogue {
+            Epilogue::None => {
+                for row in 0..self.rows {
+                    self.put::<S, WHOLE>(s, row, self.acc(s, 0, row, bias[0]));
+                }
+            }
+            Epilogue::Glu(Activation::Silu) => {
+                for row in 0..self.rows {
+                    let gate = math::silu(s, self.acc(s, 0, row, bias[0]));
+                    self.put::<S, WHOLE>(s, row, s.mul(gate, self.acc(s, 1, row, bias[1])));
+                }
+            }
+            Epilogue::Glu(Activation::GeluTanh) => {
+                for row in 0..self.rows {
+                    let gate = math::gelu_tanh(s, self.acc(s, 0, row, bias[0]));
+                    self.put::<S, WHOLE>(s, row, s.mul(gate, self.acc(s, 1, row, bias[1])));
+                }
+            }
+            Epilogue::Add(addend) => {
+                for row in 0..self.rows {
+                    // SAFETY: within the addend by the promise of `store`.
+                    let other = unsafe { load(s, addend.row_ptr(self.first_row + row).add(self.first_col), self.cols) };
+                    self.put::<S, WHOLE>(s, row, s.add(self.acc(s, 0, row, bias[0]), other));
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn put<S: Simd, const WHOLE: bool>(&self, s: S, row: usize, y: S::V) {
+        // SAFETY: within the output and ours by the promise of `store`.
+        unsafe {
+            let to = self.out.row_ptr(self.first_row + row).add(self.first_col);
+            if WHOLE { s.store(to, y) } else { s.store_partial(to, self.cols, y) }
+        }
+    }
+
     #[inline(always)]
     fn bias<S: Simd>(&self, s: S, segment: usize) -> Option<S::V> {
         let bias = self.bias[segment]?;
@@ -82,6 +95,32 @@ impl Store<'_> {
         match bias {
             Some(bias) => s.add(y, bias),
             None => y,
+        }
+    }
+}
+
+/// Adds second terms' sums, sixteen a row, to those of the rows that they belong to.
+pub(super) fn add_seconds(isa: Isa, acc: &mut [f32], seconds: &[f32], rows: Option<&[u32]>) {
+    dispatch(isa, AddSeconds { acc, seconds, rows });
+}
+
+struct AddSeconds<'a> {
+    acc: &'a mut [f32],
+    seconds: &'a [f32],
+    /// The row of each second term; absent: the same.
+    rows: Option<&'a [u32]>,
+}
+
+impl Kernel for AddSeconds<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (i, second) in self.seconds.as_chunks::<PANEL>().0.iter().enumerate() {
+            let row = self.rows.map_or(i, |rows| rows[i] as usize);
+            let sums = &mut self.acc[row * PANEL..][..PANEL];
+            // SAFETY: sixteen values each.
+            unsafe { s.store(sums.as_mut_ptr(), s.add(s.load(sums.as_ptr()), s.load(second.as_ptr()))) };
         }
     }
 }

@@ -19,7 +19,7 @@ use qwen_formats::DType;
 use super::activations::Format;
 use super::form::PANEL;
 use super::vector::Vector;
-use super::wide::{RUNS, WideGroup};
+use super::wide::{RUNS, Stretch, WideGroup};
 use crate::isa::{has_neon_dot, has_neon_i8mm};
 
 /// How four inputs of four rows are multiplied.
@@ -344,15 +344,14 @@ pub(super) unsafe fn gemv(dtype: DType, format: Format, panel: &[u8], words: [&[
     }
 }
 
-/// Adds the products of a panel of a type, or of those of its groups that are in `set`, with a tile of `width` rows.
+/// Adds the products of a stretch of a panel of a type with a tile of `width` rows to `acc`.
 ///
 /// # Safety
-/// `panel` is whole packed blocks.
+/// The stretch is whole packed blocks.
 pub(super) unsafe fn few_rows(
     dtype: DType,
     format: Format,
-    panel: &[u8],
-    set: Option<&[u32]>,
+    stretch: Stretch<'_>,
     width: usize,
     words: &[u32],
     acc: &mut [f32],
@@ -360,9 +359,9 @@ pub(super) unsafe fn few_rows(
     // SAFETY: the caller's promise; the instructions are asked for.
     unsafe {
         if has_neon_dot() {
-            by_sdot::few_rows::<0>(dtype, format, panel, set, width, words, acc);
+            by_sdot::few_rows(dtype, format, stretch, width, words, acc);
         } else {
-            by_smull::few_rows::<0>(dtype, format, panel, set, width, words, acc);
+            by_smull::few_rows(dtype, format, stretch, width, words, acc);
         }
     }
 }

@@ -1,19 +1,24 @@
 //! One panel of sixteen outputs for a block of rows: chooses the kernel and feeds it.
 
-use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, tile_width, tiles};
+use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, rows_together, tile_width, tiles};
 use super::bf16;
+use super::epilogue::add_seconds;
 use super::exact;
 use super::experts::Block;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
 use super::way::{Path, Way};
-use super::wide::{Ask, GROUP, Tiles, WideGroup};
+use super::wide::{Ask, GROUP, Stretch, Tiles, WideGroup};
 use super::widen::{self, Scales};
 use super::{Compute, Segment, WeightLayout};
 use crate::isa::Isa;
 
 /// Most groups that are unpacked at a time: 13.5 KiB, which stay in the first-level cache beside a tile's activations.
 pub(super) const CHUNK: usize = 18;
+
+/// Rows from which on a step takes long enough to ask for weights: processors that don't always ask ([`Path::FewRows`]) read ahead
+/// well enough by themselves as long as reading is all they do.
+const ASKING_ROWS: usize = 5;
 
 /// How a weight meets its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,21 +91,27 @@ pub(super) struct Worker<'a> {
     pub(super) values: &'a mut [f32],
 }
 
+/// A block's rows as a segment wants them.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) mode: Mode,
+    /// First terms, and second terms; empty for f32 products.
+    pub(super) terms: [Terms<'a>; 2],
+    /// Rows as bfloat16, where the weight wants them so.
+    pub(super) bf16: &'a [u16],
+    /// Rows as tiles of f32 values, where the weight wants them so.
+    pub(super) floats: &'a [f32],
+    /// Where second terms are; absent: everywhere.
+    pub(super) spiked: Option<Spiked<'a>>,
+}
+
 /// A segment's panel and the rows that it meets.
 pub(super) struct Job<'a> {
     pub(super) way: Way,
     pub(super) segment: &'a Segment<'a>,
-    pub(super) mode: Mode,
     pub(super) panel: usize,
     pub(super) block: Block,
-    /// First terms of the block's rows, and second terms; empty for f32 products.
-    pub(super) terms: [Terms<'a>; 2],
-    /// The block's rows as bfloat16, where the weight wants them so.
-    pub(super) bf16: &'a [u16],
-    /// The block's rows as tiles of f32 values, where the weight wants them so.
-    pub(super) floats: &'a [f32],
-    /// Where second terms are; absent: everywhere.
-    pub(super) spiked: Option<Spiked<'a>>,
+    pub(super) rows: Rows<'a>,
     /// Address of the activations of the block's `i`-th row.
     pub(super) tokens: &'a dyn Fn(usize) -> *const f32,
 }
@@ -121,14 +132,14 @@ impl Job<'_> {
     pub(super) unsafe fn run(&self, worker: &mut Worker<'_>, side: usize) {
         let Worker { acc, wide, values } = worker;
         let acc = &mut *acc[side];
-        match self.mode {
+        match self.rows.mode {
             Mode::InPlace(plain) => {
                 // SAFETY: the caller's promise.
                 unsafe { self.float(plain, self.panel_bytes(), acc) };
             }
             Mode::Bf16 => {
                 let k = self.segment.layout.k();
-                let token = |i: usize| self.bf16[i * k..][..k].as_ptr().cast();
+                let token = |i: usize| self.rows.bf16[i * k..][..k].as_ptr().cast();
                 // SAFETY: a slice of a row's values.
                 unsafe { bf16::panel(self.float_panel(self.panel_bytes(), &token, acc)) };
             }
@@ -165,7 +176,7 @@ impl Job<'_> {
         let row_words = exact::row_words(self.segment.layout.k());
         acc[..padded_rows(self.block.rows) * PANEL].fill(0.0);
         for (row, width) in tiles(self.block.rows) {
-            let words = &self.floats[row * row_words..][..width * row_words];
+            let words = &self.rows.floats[row * row_words..][..width * row_words];
             exact::multiply(
                 self.way.isa,
                 form,
@@ -204,29 +215,29 @@ impl Job<'_> {
 
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
         let path = self.way.path(self.block.rows, format.subs);
-        let firsts = padded_rows(self.terms[0].count) * PANEL;
+        let firsts = padded_rows(self.rows.terms[0].count) * PANEL;
         let (acc, second_acc) = acc.split_at_mut(firsts);
-        let second_acc = &mut second_acc[..padded_rows(self.terms[1].count) * PANEL];
-        acc.fill(0.0);
-        second_acc.fill(0.0);
+        let second_acc = &mut second_acc[..padded_rows(self.rows.terms[1].count) * PANEL];
         match path {
             Path::OneRow { ahead } => {
                 self.one_row(form, format, ahead, acc);
-                if self.spiked.is_none() {
+                if self.rows.spiked.is_none() {
                     return;
                 }
-                self.few_rows(form, format, false, self.terms[1], second_acc);
+                self.few_rows(form, format, false, self.rows.terms[1], second_acc);
             }
             Path::FewRows { ahead } => {
-                self.few_rows(form, format, ahead, self.terms[0], acc);
-                self.few_rows(form, format, false, self.terms[1], second_acc);
+                self.few_rows(form, format, ahead || self.block.rows >= ASKING_ROWS, self.rows.terms[0], acc);
+                self.few_rows(form, format, false, self.rows.terms[1], second_acc);
             }
-            Path::Vectors | Path::Tiles => self.by_stretches(form, format, path, wide, acc, second_acc),
+            Path::Vectors | Path::Tiles => {
+                acc.fill(0.0);
+                second_acc.fill(0.0);
+                self.by_stretches(form, format, path, wide, acc, second_acc);
+            }
         }
-        for (i, second) in second_acc.as_chunks::<PANEL>().0.iter().enumerate().take(self.terms[1].count) {
-            let row = self.spiked.map_or(i, |spiked| spiked.rows[i] as usize);
-            add(&mut acc[row * PANEL..][..PANEL], second);
-        }
+        let seconds = &second_acc[..self.rows.terms[1].count * PANEL];
+        add_seconds(self.way.isa, acc, seconds, self.rows.spiked.map(|spiked| spiked.rows));
     }
 
     /// Unpacks the panel by stretches, each multiplied with all rows.
@@ -242,29 +253,32 @@ impl Job<'_> {
         let mut products = Products::new(self.way.isa, form, path);
         let (wide, with_seconds) = wide.split_at_mut(CHUNK);
         let mut seconds_done = 0;
-        // Stretches of nearly the same length: a short one would cost more than its share.
-        let blocks = self.panel_bytes().len() / form.packed_block_bytes();
-        let stretches = blocks.div_ceil(CHUNK / form.groups());
-        let stretch_blocks = blocks.div_ceil(stretches.max(1)).max(1);
-        for (i, packed) in self.panel_bytes().chunks(stretch_blocks * form.packed_block_bytes()).enumerate() {
-            let first_group = i * stretch_blocks * form.groups();
+        let mut first_group = 0;
+        for packed in self.panel_bytes().chunks(self.stretch_bytes(form)) {
             let groups = packed.len() / form.packed_block_bytes() * form.groups();
             let wide = &mut wide[..groups];
             products.unpack(packed, wide);
             // Behind the last stretch of a panel is the next panel; behind the last of a weight may be anything, which does no harm.
             let group_bytes = form.packed_block_bytes() / form.groups();
             let ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
-            self.tiles(&mut products, format, self.terms[0], first_group, wide, ask, acc);
-            if self.terms[1].count == 0 {
-                continue;
+            self.tiles(&mut products, format, self.rows.terms[0], first_group, wide, ask, acc);
+            if self.rows.terms[1].count > 0 {
+                let wide = match self.rows.spiked {
+                    None => &*wide,
+                    Some(spiked) => gather(spiked.groups, first_group, wide, with_seconds),
+                };
+                self.tiles(&mut products, format, self.rows.terms[1], seconds_done, wide, Ask::NOTHING, second_acc);
+                seconds_done += wide.len();
             }
-            let wide = match self.spiked {
-                None => &*wide,
-                Some(spiked) => gather(spiked.groups, first_group, wide, with_seconds),
-            };
-            self.tiles(&mut products, format, self.terms[1], seconds_done, wide, Ask::NOTHING, second_acc);
-            seconds_done += wide.len();
+            first_group += groups;
         }
+    }
+
+    /// Bytes of a stretch of the panel. Stretches are of nearly the same length: a short one would cost more than its share.
+    fn stretch_bytes(&self, form: Form) -> usize {
+        let blocks = self.panel_bytes().len() / form.packed_block_bytes();
+        let stretches = blocks.div_ceil(CHUNK / form.groups());
+        blocks.div_ceil(stretches.max(1)).max(1) * form.packed_block_bytes()
     }
 
     /// All tiles times unpacked groups, from the tiles' `first_group` on. The first tile asks for what is unpacked next.
@@ -297,7 +311,7 @@ impl Job<'_> {
     /// The products of a block's only row straight from the packed form; second terms too, if they are everywhere. For
     /// [`Path::OneRow`], which vector instruction sets alone have.
     fn one_row(&self, form: Form, format: Format, ahead: bool, acc: &mut [f32]) {
-        let words = [self.terms[0].words, if self.spiked.is_none() { self.terms[1].words } else { &[] }];
+        let words = [self.rows.terms[0].words, if self.rows.spiked.is_none() { self.rows.terms[1].words } else { &[] }];
         let (dtype, panel) = (form.dtype, self.panel_bytes());
         let Some(acc) = acc.first_chunk_mut() else { return };
         // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
@@ -318,32 +332,57 @@ impl Job<'_> {
         let _ = (dtype, format, ahead, panel, words, acc);
     }
 
-    /// The products of some terms straight from the packed form, for vector instruction sets.
-    fn few_rows(&self, form: Form, format: Format, ahead: bool, terms: Terms<'_>, acc: &mut [f32]) {
+    /// The products of some terms straight from the packed form, for vector instruction sets: by stretches if what comes next is asked
+    /// for, each by all tiles.
+    fn few_rows(&self, form: Form, format: Format, asks: bool, terms: Terms<'_>, acc: &mut [f32]) {
+        let (panel, group_words) = (self.panel_bytes(), format.group_words());
         let all = terms.groups == self.segment.layout.k() / GROUP;
-        let set = self.spiked.map(|spiked| spiked.groups).filter(|_| !all);
-        let (dtype, panel, row_words) = (form.dtype, self.panel_bytes(), terms.groups * format.group_words());
-        for (row, width) in tiles(terms.count) {
-            let words = &terms.words[row * row_words..][..width * row_words];
-            let acc = &mut acc[row * PANEL..][..width * PANEL];
-            // SAFETY: the instructions were detected; the panel is whole blocks.
-            #[cfg(target_arch = "x86_64")]
-            unsafe {
-                match (self.way.isa >= Isa::Avx512, ahead) {
-                    (true, true) => {
-                        super::avx512::few_rows::<{ crate::isa::AHEAD }>(dtype, format, panel, set, width, words, acc);
-                    }
-                    (true, false) => super::avx512::few_rows::<0>(dtype, format, panel, set, width, words, acc),
-                    (false, _) => super::avx2::few_rows::<0>(dtype, format, panel, set, width, words, acc),
-                }
+        let set = self.rows.spiked.map(|spiked| spiked.groups).filter(|_| !all);
+        let stretch_bytes = if asks { self.stretch_bytes(form) } else { panel.len() };
+        let passes: usize = tiles(terms.count).map(|(_, width)| width / rows_together(width)).sum();
+        let group_bytes = (form.packed_block_bytes() / form.groups()).div_ceil(passes.max(1));
+        let mut first_group = 0;
+        for packed in panel.chunks(stretch_bytes) {
+            let groups = packed.len() / form.packed_block_bytes() * form.groups();
+            // Behind the last stretch of a panel is the next panel; behind the last of a weight may be anything, which does no harm.
+            let mut ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
+            for (row, width) in tiles(terms.count) {
+                let words = &terms.words[(row * terms.groups + first_group * width) * group_words..];
+                let stretch =
+                    Stretch { packed, set, begins: first_group == 0, ask: if asks { ask } else { Ask::NOTHING } };
+                self.few_rows_tile(form, format, stretch, width, words, &mut acc[row * PANEL..][..width * PANEL]);
+                ask.next = ask.next.wrapping_add(width / rows_together(width) * groups * group_bytes);
             }
-            // SAFETY: as above.
-            #[cfg(target_arch = "aarch64")]
-            unsafe {
-                super::neon::few_rows(dtype, format, panel, set, width, words, acc);
-            }
-            let _ = (dtype, format, ahead, panel, set, width, words, acc);
+            first_group += groups;
         }
+    }
+
+    /// One tile of [`few_rows`](Self::few_rows) times a stretch.
+    fn few_rows_tile(
+        &self,
+        form: Form,
+        format: Format,
+        stretch: Stretch<'_>,
+        width: usize,
+        words: &[u32],
+        acc: &mut [f32],
+    ) {
+        let dtype = form.dtype;
+        // SAFETY: the instructions were detected; the stretch is whole blocks.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            if self.way.isa >= Isa::Avx512 {
+                super::avx512::few_rows(dtype, format, stretch, width, words, acc);
+            } else {
+                super::avx2::few_rows(dtype, format, stretch, width, words, acc);
+            }
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            super::neon::few_rows(dtype, format, stretch, width, words, acc);
+        }
+        let _ = (dtype, format, stretch, width, words, acc);
     }
 }
 
@@ -355,13 +394,6 @@ fn gather<'w>(set: &[u32], first_group: usize, wide: &'w [WideGroup], to: &'w mu
         count += 1;
     }
     if count == wide.len() { wide } else { &to[..count] }
-}
-
-/// Adds sixteen outputs to others.
-fn add(sums: &mut [f32], second: &[f32; PANEL]) {
-    for (sum, second) in sums.iter_mut().zip(second) {
-        *sum += second;
-    }
 }
 
 /// Unpacking and multiplying with the best instructions for a number of rows.

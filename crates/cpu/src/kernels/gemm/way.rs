@@ -4,7 +4,7 @@ use super::activations::MAX_WIDTH;
 use crate::isa::Isa;
 
 /// Numbers of rows to try as the most that are multiplied straight from the packed form.
-const OTHER_FEW: [usize; 3] = [1, 4, 8];
+const OTHER_FEW: [usize; 4] = [1, 4, 12, 1024];
 /// Bytes of activations that a block may take, so that they stay in a second-level cache of 1 MiB.
 const BLOCK_KIB: usize = 640;
 /// Others to try: for smaller and for larger caches.
@@ -17,7 +17,7 @@ pub struct Way {
     pub isa: Isa,
     /// One-row products ask for memory ahead (needs AVX-512).
     pub ahead: bool,
-    /// Most rows that are multiplied straight from the packed form.
+    /// Most rows that are multiplied straight from the packed form; with two scales in 32 inputs no more than a tile has.
     pub few: usize,
     /// KiB of activations in a block.
     pub block_kib: usize,
@@ -26,9 +26,10 @@ pub struct Way {
 impl From<Isa> for Way {
     fn from(isa: Isa) -> Self {
         let isa = isa.supported();
-        // Until registers don't suffice for a group and the sums of all rows.
+        // Until unpacking once for all rows, or tile registers, cost less.
         let few = match isa {
-            Isa::Amx | Isa::Avx512 => 12,
+            Isa::Amx => 12,
+            Isa::Avx512 => 64,
             Isa::Avx2 => 8,
             Isa::Neon | Isa::Scalar => 1,
         };
@@ -61,7 +62,8 @@ impl Way {
         match self.isa {
             Isa::Scalar => Path::Vectors,
             _ if rows == 1 => Path::OneRow { ahead: self.ahead },
-            _ if rows <= self.few => Path::FewRows { ahead: self.ahead },
+            // Two scales in 32 inputs take so long to unpack that once for all rows is better from two tiles on.
+            _ if rows <= self.few && (subgroups == 1 || rows <= MAX_WIDTH) => Path::FewRows { ahead: self.ahead },
             #[cfg(target_arch = "x86_64")]
             Isa::Amx if super::amx::pays(rows, subgroups) => Path::Tiles,
             _ => Path::Vectors,
@@ -71,7 +73,7 @@ impl Way {
     /// Rows from which on another path is taken, ascending, each with its path; the first is for one row.
     pub(crate) fn paths(self, subgroups: usize) -> Vec<(usize, Path)> {
         let mut paths: Vec<(usize, Path)> = Vec::new();
-        for rows in 1..=2 * MAX_WIDTH {
+        for rows in 1..=(2 * MAX_WIDTH).max(self.few + 1) {
             let path = self.path(rows, subgroups);
             if paths.last().is_none_or(|(_, last)| *last != path) {
                 paths.push((rows, path));

@@ -40,6 +40,19 @@ pub(super) struct Tiles<'a> {
     pub(super) stride: usize,
 }
 
+/// Some packed groups of a panel that tiles are multiplied with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stretch<'a> {
+    /// Whole packed blocks.
+    pub(super) packed: &'a [u8],
+    /// Those of its groups that the tile has; absent: all.
+    pub(super) set: Option<&'a [u32]>,
+    /// Sums begin here, instead of with those of the stretch before.
+    pub(super) begins: bool,
+    /// Asked for by the tile's first rows, then by the next.
+    pub(super) ask: Ask,
+}
+
 /// Memory that is asked for while tiles are multiplied, a share with each group: all at once would fill the processor's buffers of
 /// outstanding lines, and the tiles' own loads would wait behind them.
 #[derive(Debug, Clone, Copy)]
