@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::flash::{
     Blocks, Dims, KeyValues, Queries, SCORE_ROWS, SPLIT, Scratch, State, TILE, TileMemory, mask, run_of,
 };
-use super::micro::{RowSource, TILE_ROWS};
+use super::micro::RowSource;
 use super::paged::Geometry;
 use super::pairs::{Lanes, PairKernel, Pairs};
 use crate::kernels::cache::CacheView;
@@ -99,27 +99,39 @@ const fn groups_of(places: &Range<usize>) -> Range<usize> {
 
 /// The right side of products: vectors of pairs.
 trait Columns: Copy {
-    /// Where vector `vector` of pair `k` lies.
-    fn at(self, k: usize, vector: usize) -> *const u8;
-    /// Where the same of the next tile lies, if it should be asked for.
-    fn next(self, k: usize, vector: usize) -> Option<*const u8>;
+    /// Pairs that follow each other at one distance.
+    const RUN: usize;
+    /// Whether the next tile should be asked for.
+    const AHEAD: bool;
+    /// Bytes from pair to pair within a run.
+    fn stride(self) -> usize;
+    /// Where vector `vector` of pair `k` lies, and the same of the next tile.
+    ///
+    /// # Safety
+    /// There are such.
+    unsafe fn at(self, k: usize, vector: usize) -> [*const u8; 2];
 }
 
 /// Keys: pairs of elements by positions.
 #[derive(Clone, Copy)]
-struct Keys<const AHEAD: bool> {
-    now: [*const u8; GROUPS],
-    next: [*const u8; GROUPS],
+struct Keys<'a, const AHEAD: bool> {
+    now: &'a [*const u8; GROUPS],
+    next: &'a [*const u8; GROUPS],
 }
 
-impl<const AHEAD: bool> Columns for Keys<AHEAD> {
+impl<const AHEAD: bool> Columns for Keys<'_, AHEAD> {
+    const RUN: usize = usize::MAX >> 1;
+    const AHEAD: bool = AHEAD;
+
     #[inline(always)]
-    fn at(self, k: usize, vector: usize) -> *const u8 {
-        self.now[vector].wrapping_add(k * VECTOR)
+    fn stride(self) -> usize {
+        VECTOR
     }
     #[inline(always)]
-    fn next(self, k: usize, vector: usize) -> Option<*const u8> {
-        AHEAD.then_some(self.next[vector].wrapping_add(k * VECTOR))
+    unsafe fn at(self, k: usize, vector: usize) -> [*const u8; 2] {
+        // SAFETY: the caller's promise; unchecked, for a branch here would cost the loop its registers.
+        let [now, next] = unsafe { [*self.now.get_unchecked(vector), *self.next.get_unchecked(vector)] };
+        [now.wrapping_add(k * VECTOR), next.wrapping_add(k * VECTOR)]
     }
 }
 
@@ -133,35 +145,32 @@ struct Values<'a, const AHEAD: bool> {
 }
 
 impl<const AHEAD: bool> Columns for Values<'_, AHEAD> {
+    const RUN: usize = LANES / 2;
+    const AHEAD: bool = AHEAD;
+
     #[inline(always)]
-    fn at(self, k: usize, vector: usize) -> *const u8 {
-        self.now[k / (LANES / 2) % GROUPS].wrapping_add(k % (LANES / 2) * self.stride + vector * VECTOR)
+    fn stride(self) -> usize {
+        self.stride
     }
     #[inline(always)]
-    fn next(self, k: usize, vector: usize) -> Option<*const u8> {
-        let at = k % (LANES / 2) * self.stride + vector * VECTOR;
-        AHEAD.then_some(self.next[k / (LANES / 2) % GROUPS].wrapping_add(at))
+    unsafe fn at(self, k: usize, vector: usize) -> [*const u8; 2] {
+        let (group, at) = (k / Self::RUN, k % Self::RUN * self.stride + vector * VECTOR);
+        // SAFETY: as for keys.
+        let [now, next] = unsafe { [*self.now.get_unchecked(group), *self.next.get_unchecked(group)] };
+        [now.wrapping_add(at), next.wrapping_add(at)]
     }
 }
 
-/// Rows of a register tile.
+/// Rows of a register tile: they follow each other.
 #[derive(Clone, Copy)]
-struct PairRows {
+struct PairRows<'a> {
     n: usize,
-    /// Rounded, indexed by pair.
-    a: [*const u8; TILE_ROWS],
-    c: [*mut f32; TILE_ROWS],
+    /// The first, rounded, indexed by pair; bytes from row to row.
+    a: (*const u8, usize),
+    /// The first of C, values from row to row.
+    c: (*mut f32, usize),
     /// On what C holds, when the product is added to it.
-    factors: [f32; TILE_ROWS],
-}
-
-impl PairRows {
-    const EMPTY: Self = Self {
-        n: 0,
-        a: [std::ptr::null(); TILE_ROWS],
-        c: [std::ptr::null_mut(); TILE_ROWS],
-        factors: [0.0; TILE_ROWS],
-    };
+    factors: &'a [f32],
 }
 
 /// C = A B (or C = factors C + A B if `ADD`) over the given places, two of which are a pair, and vectors of columns.
@@ -171,7 +180,7 @@ impl PairRows {
 #[inline(always)]
 unsafe fn multiply<P: Pairs, B: Columns, const ADD: bool>(
     p: P,
-    rows: &PairRows,
+    rows: &PairRows<'_>,
     b: B,
     places: &Range<usize>,
     vectors: &Range<usize>,
@@ -201,7 +210,7 @@ unsafe fn multiply<P: Pairs, B: Columns, const ADD: bool>(
 #[inline(always)]
 unsafe fn any_rows<P: Pairs, B: Columns, const ADD: bool, const C: usize>(
     p: P,
-    rows: &PairRows,
+    rows: &PairRows<'_>,
     b: B,
     places: &Range<usize>,
     vector: usize,
@@ -220,7 +229,7 @@ unsafe fn any_rows<P: Pairs, B: Columns, const ADD: bool, const C: usize>(
 
 /// A register tile; made by [`any_rows`] alone.
 struct Tile<'a, B, const ADD: bool, const R: usize, const C: usize> {
-    rows: &'a PairRows,
+    rows: &'a PairRows<'a>,
     b: B,
     places: &'a Range<usize>,
     vector: usize,
@@ -235,38 +244,47 @@ impl<B: Columns, const ADD: bool, const R: usize, const C: usize> PairKernel for
         unsafe {
             if ADD {
                 for r in 0..R {
-                    let factor = s.splat(rows.factors[r]);
+                    let factor = s.splat(*rows.factors.get_unchecked(r));
                     for c in 0..C {
-                        sums[r][c] = s.mul(s.load(rows.c[r].add((self.vector + c) * LANES)), factor);
+                        sums[r][c] = s.mul(s.load(self.result(r, c)), factor);
                     }
                 }
             }
             if !from.is_multiple_of(2) {
                 self.half(p, from / 2, true, &mut sums);
             }
-            for k in from.div_ceil(2)..to / 2 {
-                let mut b = [p.ones(); C];
+            let (mut k, end) = (from.div_ceil(2), to / 2);
+            while k < end {
+                let stop = end.min((k / B::RUN + 1) * B::RUN);
+                let (mut now, mut next) = ([std::ptr::null(); C], [std::ptr::null(); C]);
                 for c in 0..C {
-                    if let Some(next) = self.b.next(k, self.vector + c) {
-                        s.prefetch(next);
-                    }
+                    [now[c], next[c]] = self.b.at(k, self.vector + c);
                 }
-                for c in 0..C {
-                    b[c] = p.load(self.b.at(k, self.vector + c));
-                }
-                for r in 0..R {
-                    let a = p.broadcast(rows.a[r], k);
+                let mut offset = 0;
+                for k in k..stop {
+                    let mut b = [p.ones(); C];
                     for c in 0..C {
-                        sums[r][c] = p.add(sums[r][c], a, b[c]);
+                        if B::AHEAD {
+                            s.prefetch(next[c].wrapping_add(offset));
+                        }
+                        b[c] = p.load(now[c].wrapping_add(offset));
                     }
+                    for r in 0..R {
+                        let a = p.broadcast(rows.a.0.wrapping_add(r * rows.a.1), k);
+                        for c in 0..C {
+                            sums[r][c] = p.add(sums[r][c], a, b[c]);
+                        }
+                    }
+                    offset += self.b.stride();
                 }
+                k = stop;
             }
             if !to.is_multiple_of(2) {
                 self.half(p, to / 2, false, &mut sums);
             }
             for r in 0..R {
                 for c in 0..C {
-                    s.store(rows.c[r].add((self.vector + c) * LANES), sums[r][c]);
+                    s.store(self.result(r, c), sums[r][c]);
                 }
             }
         }
@@ -274,18 +292,26 @@ impl<B: Columns, const ADD: bool, const R: usize, const C: usize> PairKernel for
 }
 
 impl<B: Columns, const ADD: bool, const R: usize, const C: usize> Tile<'_, B, ADD, R, C> {
+    /// Where the tile's vector `c` of row `r` belongs.
+    #[inline(always)]
+    const fn result(&self, r: usize, c: usize) -> *mut f32 {
+        self.rows.c.0.wrapping_add(r * self.rows.c.1 + (self.vector + c) * LANES)
+    }
+
     /// Adds one half of pair `k`.
     ///
     /// # Safety
     /// As [`multiply`].
     #[inline(always)]
     unsafe fn half<P: Pairs>(&self, p: P, k: usize, second: bool, sums: &mut [[Lanes<P>; C]; R]) {
+        let rows = self.rows;
         for c in 0..C {
             // SAFETY: the caller's promise.
             unsafe {
-                let b = p.load_half(self.b.at(k, self.vector + c), second);
+                let b = p.load_half(self.b.at(k, self.vector + c)[0], second);
                 for r in 0..R {
-                    sums[r][c] = p.add(sums[r][c], p.broadcast(self.rows.a[r], k), b);
+                    let a = p.broadcast(rows.a.0.wrapping_add(r * rows.a.1), k);
+                    sums[r][c] = p.add(sums[r][c], a, b);
                 }
             }
         }
@@ -382,7 +408,7 @@ impl AttendPairs<'_> {
                     // One token's rows all see the same: their softmax is done at once, so that heads don't wait for it.
                     for head in 0..queries.key_value_heads {
                         let (now, next) = (now.after(head * key_stride, 0), next.after(head * key_stride, 0));
-                        let keys = Keys::<AHEAD> { now: now.keys, next: next.keys };
+                        let keys = Keys::<AHEAD> { now: &now.keys, next: &next.keys };
                         band(head, 0..rows, head * rows).score(p, keys, &elements, &groups);
                     }
                     let one = Queries { key_value_heads: 1, heads: all_rows, ..*queries };
@@ -396,7 +422,7 @@ impl AttendPairs<'_> {
                     for head in 0..queries.key_value_heads {
                         let now = now.after(head * key_stride, head * value_stride);
                         let next = next.after(head * key_stride, head * value_stride);
-                        let keys = Keys::<AHEAD> { now: now.keys, next: next.keys };
+                        let keys = Keys::<AHEAD> { now: &now.keys, next: &next.keys };
                         let values = Values::<AHEAD> { now: &now.values, next: &next.values, stride: value_dim * 4 };
                         for first in (0..rows).step_by(SCORE_ROWS) {
                             let band = band(head, first..rows.min(first + SCORE_ROWS), 0);
@@ -487,12 +513,10 @@ impl PairBand {
             if !self.queries.places(row, self.start).is_empty() {
                 let mut blocks = Blocks::new(row, n, P::TILE_ROWS);
                 while let Some((first, n)) = blocks.next() {
-                    let mut tile = PairRows { n, ..PairRows::EMPTY };
-                    for i in 0..n {
-                        let offset = first + i - self.rows.start;
-                        tile.a[i] = self.rounded.row(offset).ptr;
-                        tile.c[i] = self.scores.wrapping_add(offset * TILE);
-                    }
+                    let offset = first - self.rows.start;
+                    let a = (self.rounded.row(offset).ptr.cast_const(), self.rounded.stride);
+                    let c = (self.scores.wrapping_add(offset * TILE), TILE);
+                    let tile = PairRows { n, a, c, factors: &[] };
                     // SAFETY: the caller's promise.
                     unsafe { multiply::<P, B, false>(p, &tile, keys, elements, groups) };
                 }
@@ -536,15 +560,13 @@ impl PairBand {
             if !places.is_empty() {
                 let mut blocks = Blocks::new(row, n, P::TILE_ROWS);
                 while let Some((first, n)) = blocks.next() {
-                    let mut tile = PairRows { n, ..PairRows::EMPTY };
+                    let offset = first - self.rows.start;
+                    let a = (self.scores.wrapping_add(offset * TILE).cast_const().cast(), TILE * 4);
+                    let c = (self.state.out.wrapping_add(offset * value_dim), value_dim);
                     // SAFETY: the caller's promise.
                     unsafe {
-                        for i in 0..n {
-                            let offset = first + i - self.rows.start;
-                            tile.a[i] = self.scores.add(offset * TILE).cast_const().cast();
-                            tile.c[i] = self.state.out.add(offset * value_dim);
-                            tile.factors[i] = *self.factors.add(offset);
-                        }
+                        let factors = std::slice::from_raw_parts(self.factors.add(offset), n);
+                        let tile = PairRows { n, a, c, factors };
                         multiply::<P, B, true>(p, &tile, values, &places, columns);
                     }
                 }
@@ -597,10 +619,13 @@ impl PairKernel for SoftmaxPairs<'_> {
                 let base = s.max(new, s.splat(f32::MIN));
                 let factor = weight(s, s.sub(old, base));
                 let bases = s.to_array(base);
-                let mut sums = [0.0; LANES];
+                let (mut added, mut sums) = ([s.splat(0.0); LANES], [0.0; LANES]);
                 for i in 0..n {
                     let scores = self.scores.add((first + i) * TILE);
-                    sums[i] = weigh_row(p, scores, seen[i], s.splat(bases[i]));
+                    added[i] = weigh_row(p, scores, seen[i], s.splat(bases[i]));
+                }
+                for (four, sums) in added.as_chunks::<4>().0.iter().zip(sums.as_chunks_mut::<4>().0) {
+                    *sums = s.reduce_add_four(*four);
                 }
                 let sums = s.fma(s.load_partial(sum, n, 0.0), factor, s.of(sums));
                 s.store_partial(max, n, new);
@@ -658,12 +683,12 @@ fn weight<S: Simd>(s: S, x: S::V) -> S::V {
     s.max(s.splat(0.0), s.sub(weight, s.splat(NOTHING)))
 }
 
-/// Replaces a row's scores by 2^(score - base), rounded, and returns their sum.
+/// Replaces a row's scores by 2^(score - base), rounded, and returns them added up to one vector.
 ///
 /// # Safety
 /// `scores` has a tile.
 #[inline(always)]
-unsafe fn weigh_row<P: Pairs>(p: P, scores: *mut f32, (from, to): (usize, usize), base: Lanes<P>) -> f32 {
+unsafe fn weigh_row<P: Pairs>(p: P, scores: *mut f32, (from, to): (usize, usize), base: Lanes<P>) -> Lanes<P> {
     let s = p.simd();
     let (mut sum, ones, rounded) = (s.splat(0.0), p.ones(), scores.cast::<u8>());
     // SAFETY: the caller's promise; what is rounded needs no more room than what it is made of.
@@ -685,7 +710,7 @@ unsafe fn weigh_row<P: Pairs>(p: P, scores: *mut f32, (from, to): (usize, usize)
             }
         }
     }
-    s.reduce_add(sum)
+    sum
 }
 
 /// Keys and values in pairs, for products of f32.
