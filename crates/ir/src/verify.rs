@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use crate::build::result_types;
 use crate::{
-    Body, BodyId, DType, Graph, IrError, MemoryScope, Node, NodeId, Op, StateId, StateLayout, TensorType, Tolerance,
-    ValueId, WeightDecl,
+    Body, BodyId, Compute, DType, Graph, IrError, MemoryScope, Node, NodeId, Op, StateId, StateLayout, TensorType,
+    Tolerance, ValueId, WeightDecl,
 };
 
 /// More layers than any model has; a bound on what a hostile text can make the expand pass do.
