@@ -44,7 +44,7 @@ impl Precision {
 /// How keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtype {
-    /// What suits the precision: float32 where it is exact, float16 otherwise
+    /// What suits the precision: float32 where it is exact, bfloat16 otherwise
     Auto,
     /// float32
     F32,

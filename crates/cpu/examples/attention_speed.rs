@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use qwen_cpu::isa::Isa;
-use qwen_cpu::kernels::attention::{AttentionArgs, Sequences, StepLimits, attention, attention_workspace_bytes};
+use qwen_cpu::kernels::attention::{
+    AttentionArgs, Products, Sequences, StepLimits, attention, attention_workspace_bytes,
+};
 use qwen_cpu::kernels::cache::CacheView;
 use qwen_cpu::matrix::{Matrix, MatrixMut};
 use qwen_cpu::parallel::Parallel;
@@ -115,6 +117,7 @@ fn huge(bytes: usize) -> &'static [u8] {
         unsafe { madvise(memory.as_mut_ptr(), bytes, HUGE) };
     }
     for (i, x) in memory.iter_mut().enumerate() {
+        // Small numbers as half precision and as bfloat16.
         *x = if i % 2 == 0 { (i * 37 / 2) as u8 } else { 0x30 };
     }
     memory
@@ -128,6 +131,7 @@ fn measure(
     contexts: &[usize],
     tokens: usize,
     (rounds, cached): (usize, usize),
+    (dtype, products): (DType, Products),
 ) -> (f64, f64) {
     let block_size = 16;
     let args = AttentionArgs {
@@ -138,6 +142,7 @@ fn measure(
         block_size,
         scale: 0.1,
         window: 0,
+        products,
     };
     let block_bytes = 2 * shape.key_value_heads * shape.dim * block_size * 2;
     let sequences = contexts.len();
@@ -178,7 +183,7 @@ fn measure(
                     pool,
                     &args,
                     Matrix::dense(&q, rows, width),
-                    CacheView::new(cache, DType::F16, block_bytes),
+                    CacheView::new(cache, dtype, block_bytes),
                     &step,
                     MatrixMut::dense(&mut out, rows, width),
                     &mut workspace,
@@ -195,26 +200,30 @@ fn measure(
 #[expect(clippy::print_stdout, reason = "a command-line tool")]
 fn report(pool: &dyn Parallel, wanted: &str, rounds: (usize, usize)) {
     for isa in Isa::available().into_iter().rev().filter(|&isa| isa != Isa::Scalar) {
-        for shape in &SHAPES {
-            let name =
-                |what: &str| Some(format!("{} {} {what}", isa.name(), shape.name)).filter(|n| n.contains(wanted));
+        let forms = [(DType::F16, Products::F32, "f16"), (DType::BF16, Products::Bf16, "pairs")];
+        for (shape, (dtype, products, form)) in SHAPES.iter().flat_map(|shape| forms.map(|form| (shape, form))) {
+            let name = |what: &str| {
+                Some(format!("{} {} {form} {what}", isa.name(), shape.name)).filter(|n| n.contains(wanted))
+            };
+            let form = (dtype, products);
             let mixed: Vec<usize> = (0..16).map(|i| 64 + i * 128).collect();
             for (what, contexts) in [
                 ("decode 1 x 512", vec![512]),
                 ("decode 1 x 4096", vec![4096]),
                 ("decode 1 x 8192", vec![8192]),
                 ("decode 16 x 1024", vec![1024; 16]),
+                ("decode 32 x 160", vec![160; 32]),
                 ("decode 16 x 64..1984", mixed),
             ] {
                 let Some(name) = name(what) else { continue };
-                let (median, best) = measure(isa, pool, shape, &contexts, 1, rounds);
+                let (median, best) = measure(isa, pool, shape, &contexts, 1, rounds, form);
                 let bytes = (contexts.iter().sum::<usize>() * shape.key_value_heads * shape.dim * 2 * 2) as f64;
                 let rate = bytes / median / 1e9;
                 println!("{name}: {:.0} us a layer (best {:.0}), {rate:.1} GB/s", median * 1e6, best * 1e6);
             }
             for tokens in [512, 2048] {
                 let Some(name) = name(&format!("prefill {tokens}")) else { continue };
-                let (median, best) = measure(isa, pool, shape, &[tokens], tokens, rounds);
+                let (median, best) = measure(isa, pool, shape, &[tokens], tokens, rounds, form);
                 let ops = (tokens * (tokens + 1) / 2 * shape.heads * shape.dim * 4) as f64;
                 let rate = ops / median / 1e9;
                 println!("{name}: {:.0} us a layer (best {:.0}), {rate:.1} GFLOP/s", median * 1e6, best * 1e6);

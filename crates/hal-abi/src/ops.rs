@@ -61,7 +61,7 @@ pub const QHAL_COMPUTE_I8_G32: u32 = 2;
 pub const QHAL_COMPUTE_I8_G16: u32 = 3;
 /// Activations as the sum of two int8 terms per 32 inputs (the second holds the rounding error of the first).
 pub const QHAL_COMPUTE_I8X2_G32: u32 = 4;
-/// Activations rounded to bfloat16, f32 accumulation.
+/// Activations rounded to bfloat16 (ties to even), f32 accumulation.
 pub const QHAL_COMPUTE_BF16: u32 = 5;
 /// By group of 32 inputs of a row: as I8X2_G32 if one value's square is more than [`QHAL_SPIKE_SHARE`] of the sum of the whole row's
 /// squares (in f32; near the share either form will do), else as I8_G32.
@@ -104,14 +104,17 @@ pub const QHAL_OP_CAST: u32 = 10;
 /// Writes keys and values of T tokens to the paged cache. In: k `[T, NUM_KV_HEADS * HEAD_DIM]` f32,
 /// v `[T, NUM_KV_HEADS * VALUE_DIM]` f32, slots `[T]` i32 (block * BLOCK_SIZE + index in the block; negative: skip).
 /// Out: cache `[blocks, block elements]`, dtype of the cache. With JOINED (latent attention) a block is
-/// `[BLOCK_SIZE, HEAD_DIM + VALUE_DIM]` with k first; otherwise its inner order is the device's own, head dimension contiguous:
-/// the CPU uses `[NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]` keys followed by `[NUM_KV_HEADS, BLOCK_SIZE, VALUE_DIM]` values.
+/// `[BLOCK_SIZE, HEAD_DIM + VALUE_DIM]` with k first; otherwise its inner order is the device's own:
+/// the CPU uses `[NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]` keys followed by `[NUM_KV_HEADS, BLOCK_SIZE, VALUE_DIM]` values, and for
+/// bfloat16 an order of pairs.
 pub const QHAL_OP_KV_APPEND: u32 = 11;
 /// Causal attention of T query tokens of S sequences over the paged cache. In: q `[T, NUM_HEADS * HEAD_DIM]` f32, cache,
 /// query_start `[S]` i32 (first row of each sequence; its slice holds one value more, the end of the last), context_len `[S]`
 /// i32 (cached tokens, this step's included), block_table `[S, B]` i32. Out: `[T, NUM_HEADS * VALUE_DIM]` f32.
 /// Query row r of sequence s is at position p = `context_len[s]` - (`query_start[s+1]` - r) and sees positions
 /// max(0, p - WINDOW + 1)..=p (WINDOW 0: all). score = SCALE * q.k, softmax in f32, sum of p v.
+/// With `compute` BF16, for a cache of bfloat16, q and the weights of the softmax are rounded to bfloat16 (ties to even), before or
+/// after SCALE and the division by their sum; products are summed in f32. Any other form than F32 and BF16 is refused.
 pub const QHAL_OP_ATTENTION: u32 = 12;
 /// Multi-head latent attention. In: q `[T, NUM_HEADS * (NOPE_DIM + ROPE_DIM)]` f32 (rotary part rotated), kv_b
 /// `[NUM_HEADS * (NOPE_DIM + VALUE_DIM), LATENT_DIM]` any float (per head the key rows, then the value rows), cache (joined:

@@ -23,6 +23,8 @@ pub(crate) const ELEMENTWISE: Limit = Limit { nmse: 1e-11, max_abs: 1e-5 };
 pub(crate) const ROPE: Limit = Limit { nmse: 1e-8, max_abs: 2e-4 };
 /// Scores, softmax and sums over the cache.
 pub(crate) const ATTENTION: Limit = Limit { nmse: 1e-8, max_abs: 2e-4 };
+/// The same with queries and weights rounded to bfloat16: scores are off by some thousandths of their size, and weights with them.
+pub(crate) const ATTENTION_BF16: Limit = Limit { nmse: 1e-4, max_abs: 2e-2 };
 /// Conversion to f16: half a unit of 11 bits. The oracle rounds, so only double rounding may differ.
 pub(crate) const CAST: Limit = EXACT;
 

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use crate::build::result_types;
 use crate::{
-    Body, BodyId, DType, Graph, IrError, MemoryScope, Node, NodeId, Op, StateId, StateLayout, TensorType, Tolerance,
-    ValueId, WeightDecl,
+    Body, BodyId, Compute, DType, Graph, IrError, MemoryScope, Node, NodeId, Op, StateId, StateLayout, TensorType,
+    Tolerance, ValueId, WeightDecl,
 };
 
 /// More layers than any model has; a bound on what a hostile text can make the expand pass do.
@@ -227,10 +227,16 @@ impl Verifier<'_> {
         if moves_data && tolerance != Tolerance::Exact {
             return Err(self.node_fault(node, "moves data, so its tolerance has to be exact"));
         }
-        let segments = self.graph.segment_weights(node).len();
+        let attends = matches!(node.op, Op::Attention { .. });
+        let segments = if attends { 1 } else { self.graph.segment_weights(node).len() };
         if !compute.is_empty() && compute.len() != segments {
             let what = format!("has {segments} segments and {} forms of products", compute.len());
             return Err(self.node_fault(node, &what));
+        }
+        if let Some(form) = compute.iter().find(|form| attends && !matches!(form, Compute::F32 | Compute::Bf16)) {
+            return Err(
+                self.node_fault(node, &format!("attends by products as {}, which only weights have", form.name()))
+            );
         }
         if let Some(form) = compute.iter().find(|form| form.tolerance() > tolerance) {
             let what = format!("multiplies as {}, which its tolerance {} rules out", form.name(), tolerance.name());

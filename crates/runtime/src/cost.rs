@@ -168,7 +168,10 @@ fn self_attention(cost: &mut Cost, instruction: &Instruction, attention: &Attent
     let token = cached_token(instruction, u64::from(attention.num_key_value_heads) * width);
     cost.cache_bytes = sizes.context(window) * token;
     cost.operations = 2 * u64::from(attention.num_heads) * width * sizes.pairs(window);
-    cost.f32_operations = cost.operations;
+    match instruction.compute.first() {
+        Some(Compute::Bf16) => cost.bf16_operations = cost.operations,
+        _ => cost.f32_operations = cost.operations,
+    }
 }
 
 fn latent_attention(cost: &mut Cost, instruction: &Instruction, attention: &MlaAttention, sizes: &Sizes<'_>) {

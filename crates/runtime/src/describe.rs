@@ -226,6 +226,7 @@ fn attributes(desc: OpDesc, instruction: &Instruction, context: &Context<'_>) ->
         }
         Op::KvAppend { state } => append(desc, instruction, context.cache(*state)),
         Op::Attention { attention: a, state } => desc
+            .compute(compute_code(instruction.compute.first().copied().unwrap_or(Compute::F32)))
             .attr_int(ops::QHAL_ATTR_NUM_HEADS, int(a.num_heads))
             .attr_int(ops::QHAL_ATTR_NUM_KV_HEADS, int(a.num_key_value_heads))
             .attr_int(ops::QHAL_ATTR_HEAD_DIM, int(a.head_dim))

@@ -141,6 +141,16 @@ impl Model {
                 return refuse(format!("the chip has no {}", dtype.name()));
             }
         }
+        if desc.kind == ops::QHAL_OP_ATTENTION && desc.compute == ops::QHAL_COMPUTE_BF16 {
+            if !self.chip.can(Dtype::Bf16, Ability::Compute) && !self.chip.can(Dtype::Bf16, Ability::Matrix) {
+                return refuse("the chip does not multiply in bf16".to_owned());
+            }
+            if self.chip.accuracy.truncates_bf16 || !self.accumulates(Dtype::F32) {
+                return refuse(
+                    "bf16 that is truncated, or not summed in f32, is simulated for plain products only".to_owned(),
+                );
+            }
+        }
         if !desc.is_product() {
             return Ok(());
         }
@@ -174,6 +184,9 @@ impl Model {
 
     /// Type in which most of an op's work is done.
     pub(crate) fn unit(&self, desc: &Desc) -> Dtype {
+        if desc.kind == ops::QHAL_OP_ATTENTION {
+            return if desc.compute == ops::QHAL_COMPUTE_BF16 { Dtype::Bf16 } else { Dtype::F32 };
+        }
         match desc.computes().first() {
             Some(&ops::QHAL_COMPUTE_BF16) => Dtype::Bf16,
             Some(&ops::QHAL_COMPUTE_F32) | None => Dtype::F32,

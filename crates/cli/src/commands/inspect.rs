@@ -38,7 +38,7 @@ pub struct Inspect {
 }
 
 const DEFAULT_CONTEXT: u64 = 4096;
-const CACHE_TYPES: [DType; 2] = [DType::F16, DType::F32];
+const CACHE_TYPES: [DType; 2] = [DType::BF16, DType::F32];
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::compare::{not_a_number, print_summary};
 use super::metrics::{Comparison, Summary};
-use crate::arguments::{DeviceArguments, ModelArgument, Precision, RuntimeArguments};
+use crate::arguments::{DeviceArguments, KvCacheDtype, ModelArgument, Precision, RuntimeArguments};
 use crate::commands::tokenize::read_file;
 use crate::console::{Progress, print_json};
 use crate::error::CliError;
@@ -39,6 +39,9 @@ pub struct Kl {
     /// The precision to judge
     #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Precision::Balanced)]
     precision_b: Precision,
+    /// How it stores keys and values; the reference stores them as suits its precision
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvCacheDtype::Auto)]
+    kv_cache_dtype_b: KvCacheDtype,
     /// Stop after so many tokens [default: all of the text]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: Option<u32>,
@@ -69,8 +72,10 @@ impl Kl {
     /// If the model can't be loaded or the text is too short.
     pub fn run(self) -> Result<(), CliError> {
         let text = read_file(&self.file)?;
-        let mut reference = model::load(&self.model.model, &self.runtime(self.precision_a), &Wish::default())?;
-        let mut judged = model::load(&self.model.model, &self.runtime(self.precision_b), &Wish::default())?;
+        let mut reference =
+            model::load(&self.model.model, &self.runtime(self.precision_a, KvCacheDtype::Auto), &Wish::default())?;
+        let mut judged =
+            model::load(&self.model.model, &self.runtime(self.precision_b, self.kv_cache_dtype_b), &Wish::default())?;
         let tokenizer = model::tokenizer_of(&reference, &self.model.model)?;
         let windows = self.windows(&tokenizer, &text)?;
         let mut comparison = Comparison::default();
@@ -107,11 +112,11 @@ impl Kl {
         })
     }
 
-    fn runtime(&self, precision: Precision) -> RuntimeArguments {
+    fn runtime(&self, precision: Precision, kv_cache_dtype: KvCacheDtype) -> RuntimeArguments {
         RuntimeArguments {
             place: self.place.clone(),
             precision,
-            kv_cache_dtype: crate::arguments::KvCacheDtype::Auto,
+            kv_cache_dtype,
             max_seq_len: Some(self.window),
             prefill_chunk_size: 512,
         }

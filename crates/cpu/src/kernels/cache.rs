@@ -1,13 +1,17 @@
 //! The paged cache: blocks of a fixed number of tokens, in memory that belongs to the runtime.
 //!
-//! A block is either `[heads, block_size, head_dim]` keys followed by `[heads, block_size, value_dim]` values, or, joined (latent
-//! attention), `[block_size, head_dim + value_dim]`.
+//! A block is either keys of all heads followed by values of all heads, or, joined (latent attention), `[block_size, head_dim +
+//! value_dim]`. Keys are `[heads, block_size, head_dim]` and values `[heads, block_size, value_dim]`, or, where [`in_pairs`] says
+//! so, both by sixteen positions in the order in which products of bfloat16 pairs read them: keys `[heads, block_size / 16,
+//! head_dim / 2, 16 positions, 2 elements]`, values `[heads, block_size / 16, 8, value_dim, 2 positions]`. A row of either is a
+//! vector of pairs, so attention neither turns keys nor interleaves values, and the sixteen positions lie in one piece.
 
 use std::marker::PhantomData;
 
 use qwen_formats::DType;
 
 use super::error::KernelError;
+use super::simd::LANES;
 
 /// A cache for reading.
 #[derive(Debug, Clone, Copy)]
@@ -93,6 +97,15 @@ impl<'a> CacheViewMut<'a> {
         debug_assert!(i < self.num_blocks);
         self.ptr.wrapping_add(i * self.block_bytes)
     }
+}
+
+/// Whether a cache that isn't joined holds pairs.
+pub(crate) const fn in_pairs(dtype: DType, block_size: usize, head_dim: usize, value_dim: usize) -> bool {
+    matches!(dtype, DType::BF16)
+        && block_size > 0
+        && block_size.is_multiple_of(LANES)
+        && head_dim.is_multiple_of(2)
+        && value_dim.is_multiple_of(LANES)
 }
 
 /// Refuses a block too small for `tokens` tokens of `values` cached values.

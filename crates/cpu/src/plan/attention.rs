@@ -8,7 +8,7 @@ use super::dense::MAX_SIZE;
 use super::desc::{Desc, Extent, In, Mat, Out, Place, Vector};
 use super::launch::Launch;
 use crate::api::Failure;
-use crate::kernels::attention::{self, AttentionArgs, Sequences, StepLimits};
+use crate::kernels::attention::{self, AttentionArgs, Products, Sequences, StepLimits};
 use crate::kernels::cache::{CacheView, CacheViewMut};
 use crate::kernels::kv_append::{self, KvAppendArgs};
 use crate::kernels::mla::{self, KvB, MlaArgs, MlaForm};
@@ -129,6 +129,10 @@ impl Attention {
     pub(super) const fn deciding_rows(&self) -> (Extent, usize) {
         (self.q.rows, self.args.in_place_tokens())
     }
+    /// How products of a cache in pairs are formed.
+    pub(super) fn pairs(&self) -> Option<Products> {
+        self.args.has_pairs(self.cache.dtype).then_some(self.args.products)
+    }
     pub(super) fn parse(desc: &Desc<'_>, threads: usize) -> Result<Self, Failure> {
         desc.operands(5, 1)?;
         let args = AttentionArgs {
@@ -139,6 +143,11 @@ impl Attention {
             block_size: desc.size(ops::QHAL_ATTR_BLOCK_SIZE, "BLOCK_SIZE", MAX_SIZE)?,
             scale: desc.real_or(ops::QHAL_ATTR_SCALE, "SCALE", None)?,
             window: parse_window(desc)?,
+            products: match desc.compute() {
+                ops::QHAL_COMPUTE_F32 => Products::F32,
+                ops::QHAL_COMPUTE_BF16 => Products::Bf16,
+                other => return Err(desc.refuse(format!("form {other} of products"))),
+            },
         };
         let (q, out) = (desc.f32(In(0))?, desc.f32(Out(0))?);
         let heads = args.num_key_value_heads;
@@ -149,6 +158,12 @@ impl Attention {
         desc.expect("output columns", out.fixed_cols(), args.num_heads * args.value_dim)?;
         desc.same("rows", q.rows, out.rows)?;
         let cache = parse_cache(desc, In(1), args.block_size, heads * (args.head_dim + args.value_dim))?;
+        if args.products == Products::Bf16 && !args.has_pairs(cache.dtype) {
+            return Err(desc.refuse(
+                "products of bfloat16 need a bfloat16 cache with blocks of a multiple of 16 tokens, keys of an even number of \
+                 elements and values of a multiple of 16",
+            ));
+        }
         let paging = Paging::parse(desc, 2)?;
         let limits = paging.limits(threads, q.rows.max, args.block_size);
         let workspace = attention::attention_workspace_bytes(&args, &limits);
@@ -161,8 +176,9 @@ impl Attention {
         let flops = 2.0 * self.q.rows.expected as f64 * context * args.num_heads as f64 * width;
         let cached = self.paging.context_len.len.expected as f64 * context * args.num_key_value_heads as f64 * width;
         let read = self.q.expected_bytes() + cached * self.cache.dtype.block_bytes() as f64;
+        let form = if args.products == Products::Bf16 { ".pairs" } else { "" };
         let mut facts =
-            Facts::new(format!("attention.{}", self.cache.dtype)).traffic(flops, read, self.out.expected_bytes());
+            Facts::new(format!("attention.{}{form}", self.cache.dtype)).traffic(flops, read, self.out.expected_bytes());
         facts.workspace_bytes = self.workspace;
         facts
     }

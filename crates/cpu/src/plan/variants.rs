@@ -6,7 +6,7 @@ use qwen_hal_plugin::{VariantRange, variant_record};
 
 use super::desc::Extent;
 use super::{Op, Plan};
-use crate::kernels::attention::TILING;
+use crate::kernels::attention::{Products, TILING};
 use crate::kernels::gemm::{Path, Way};
 
 /// A way for a range of sizes.
@@ -69,10 +69,12 @@ impl Op {
             Self::Attention(attention) => {
                 let ((rows, in_place), tiling) =
                     (attention.deciding_rows(), format!("{isa}_{}x{}", TILING.0, TILING.1));
-                let mut steps = vec![(in_place + 1, "flash_staged", tiling.clone())];
-                if in_place > 0 {
-                    steps.insert(0, (1, "flash_in_place", tiling));
-                }
+                let steps = match (attention.pairs(), in_place) {
+                    (Some(Products::Bf16), _) => vec![(1, "flash_pairs", tiling)],
+                    (Some(Products::F32), _) => vec![(1, "flash_widened", tiling)],
+                    (None, 0) => vec![(1, "flash_staged", tiling)],
+                    (None, _) => vec![(1, "flash_in_place", tiling.clone()), (in_place + 1, "flash_staged", tiling)],
+                };
                 (Some(rows), steps)
             }
             Self::MlaAttention(_) => (None, vec![(1, "flash_latent", format!("{isa}_{}x{}", TILING.0, TILING.1))]),

@@ -8,11 +8,13 @@ use qwen_hal::{Dim, OpDesc, TensorDesc};
 use super::{Build, T, f, i, ints, n, reals, wide};
 use crate::case::{Body, Case};
 use crate::execute::{Company, Expected, Made, Operand};
-use crate::limits::{ATTENTION, EXACT};
+use crate::limits::{ATTENTION, ATTENTION_BF16, EXACT};
 use crate::oracle;
 use crate::random::Random;
 
 const BLOCK: usize = 4;
+/// Tokens of a block for products of bfloat16, which devices may want in sixteens.
+const WIDE_BLOCK: usize = 16;
 const BLOCKS: usize = 16;
 /// Sequences of a step.
 const S: Dim = Dim::symbol(1, 1, 4);
@@ -49,13 +51,17 @@ struct Paging {
 
 impl Paging {
     fn new(sequences: Sequences) -> Self {
+        Self::with(sequences, BLOCK)
+    }
+    /// With blocks of so many tokens.
+    fn with(sequences: Sequences, block_size: usize) -> Self {
         // 7 is prime to 16, so this visits every block once.
         let mut free = (0..BLOCKS).map(|at| (at * 7 + 3) % BLOCKS);
-        let columns = sequences.iter().map(|(_, len)| len.div_ceil(BLOCK)).max().unwrap_or(1);
+        let columns = sequences.iter().map(|(_, len)| len.div_ceil(block_size)).max().unwrap_or(1);
         let (mut table, mut slots, mut query_start) = (Vec::new(), Vec::new(), vec![0]);
         for (queries, len) in sequences {
-            let blocks: Vec<i32> = free.by_ref().take(len.div_ceil(BLOCK)).map(|block| block as i32).collect();
-            slots.extend((0..*len).map(|p| blocks[p / BLOCK] * BLOCK as i32 + (p % BLOCK) as i32));
+            let blocks: Vec<i32> = free.by_ref().take(len.div_ceil(block_size)).map(|block| block as i32).collect();
+            slots.extend((0..*len).map(|p| blocks[p / block_size] * block_size as i32 + (p % block_size) as i32));
             let mut row = blocks;
             // Behind the context anything may stand.
             row.resize(columns, 0);
@@ -91,6 +97,7 @@ impl Paging {
 }
 
 struct Shape {
+    block: usize,
     kv_heads: usize,
     head: usize,
     value: usize,
@@ -100,7 +107,7 @@ struct Shape {
 
 impl Shape {
     fn cache(&self) -> TensorDesc {
-        TensorDesc::new(self.dtype, &[n(BLOCKS), n(BLOCK * self.kv_heads * (self.head + self.value))])
+        TensorDesc::new(self.dtype, &[n(BLOCKS), n(self.block * self.kv_heads * (self.head + self.value))])
     }
     /// Appends `tokens` keys and values; one token more has no slot and is skipped.
     fn append(&self, k: &[f32], v: &[f32], slots: &[i32]) -> Build {
@@ -114,7 +121,7 @@ impl Shape {
             .int(QHAL_ATTR_NUM_KV_HEADS, self.kv_heads)
             .int(QHAL_ATTR_HEAD_DIM, self.head)
             .int(QHAL_ATTR_VALUE_DIM, self.value)
-            .int(QHAL_ATTR_BLOCK_SIZE, BLOCK)
+            .int(QHAL_ATTR_BLOCK_SIZE, self.block)
             .int(QHAL_ATTR_JOINED, usize::from(self.joined))
             .input(f(&[rows, n(self.kv_heads * self.head)]), reals(&k))
             .input(f(&[rows, n(self.kv_heads * self.value)]), reals(&v))
@@ -151,14 +158,24 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (dtype, dtype_name) in CACHES {
         for (sequences, name) in [(PREFILL, "prefill"), (DECODE, "decode"), (CHUNK, "chunk"), (MIXED, "mixed")] {
-            cases.push(attention(dtype, sequences, &format!("attention/{dtype_name}.{name}"), (4, 2, 32, 0)));
+            cases.push(attention(
+                (dtype, QHAL_COMPUTE_F32),
+                sequences,
+                &format!("attention/{dtype_name}.{name}"),
+                (4, 2, 32, 0),
+            ));
         }
     }
-    cases.push(attention(QHAL_DTYPE_F16, MIXED, "attention/f16.window", (4, 4, 16, 3)));
-    cases.push(attention(QHAL_DTYPE_F16, DECODE, "attention/f16.one_kv_head", (7, 1, 64, 0)));
-    cases.push(attention(QHAL_DTYPE_F16, DECODE, "attention/f16.head_of_80", (2, 2, 80, 0)));
+    cases.push(attention((QHAL_DTYPE_F16, QHAL_COMPUTE_F32), MIXED, "attention/f16.window", (4, 4, 16, 3)));
+    cases.push(attention((QHAL_DTYPE_F16, QHAL_COMPUTE_F32), DECODE, "attention/f16.one_kv_head", (7, 1, 64, 0)));
+    cases.push(attention((QHAL_DTYPE_F16, QHAL_COMPUTE_F32), DECODE, "attention/f16.head_of_80", (2, 2, 80, 0)));
+    let pairs = (QHAL_DTYPE_BF16, QHAL_COMPUTE_BF16);
+    for (sequences, name) in [(PREFILL, "prefill"), (DECODE, "decode"), (CHUNK, "chunk"), (MIXED, "mixed")] {
+        cases.push(attention(pairs, sequences, &format!("attention/bf16.products_of_bf16.{name}"), (4, 2, 32, 0)));
+    }
+    cases.push(attention(pairs, MIXED, "attention/bf16.products_of_bf16.window", (4, 4, 16, 3)));
     for (dtype, name) in CACHES {
-        let shape = Shape { kv_heads: 2, head: 16, value: 16, joined: false, dtype };
+        let shape = Shape { block: BLOCK, kv_heads: 2, head: 16, value: 16, joined: false, dtype };
         let paging = Paging::new(MIXED);
         let mut random = Random::new(81);
         let tokens = paging.slots.len();
@@ -170,13 +187,17 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 fn attention(
-    dtype: u32,
+    (dtype, compute): (u32, u32),
     sequences: Sequences,
     name: &str,
     (heads, kv_heads, dim, window): (usize, usize, usize, usize),
 ) -> Case {
-    let paging = Paging::new(sequences);
-    let shape = Shape { kv_heads, head: dim, value: dim, joined: false, dtype };
+    let (block, limit) = match compute {
+        QHAL_COMPUTE_BF16 => (WIDE_BLOCK, ATTENTION_BF16),
+        _ => (BLOCK, ATTENTION),
+    };
+    let paging = Paging::with(sequences, block);
+    let shape = Shape { block, kv_heads, head: dim, value: dim, joined: false, dtype };
     let mut random = Random::new(82 + u64::from(dtype));
     let tokens = paging.slots.len();
     let (k, v) = (random.f32s(tokens * kv_heads * dim), random.f32s(tokens * kv_heads * dim));
@@ -201,12 +222,12 @@ fn attention(
     }
     let [query_start, context_len, table] = paging.operands();
     let width = heads * dim;
-    let build = Build::new(OpDesc::new(QHAL_OP_ATTENTION))
+    let build = Build::new(OpDesc::new(QHAL_OP_ATTENTION).compute(compute))
         .int(QHAL_ATTR_NUM_HEADS, heads)
         .int(QHAL_ATTR_NUM_KV_HEADS, kv_heads)
         .int(QHAL_ATTR_HEAD_DIM, dim)
         .int(QHAL_ATTR_VALUE_DIM, dim)
-        .int(QHAL_ATTR_BLOCK_SIZE, BLOCK)
+        .int(QHAL_ATTR_BLOCK_SIZE, block)
         .int(QHAL_ATTR_WINDOW, window)
         .real(QHAL_ATTR_SCALE, scale)
         .input(f(&[T, n(width)]), reals(&q))
@@ -215,7 +236,7 @@ fn attention(
         .input(i(&[S]), context_len)
         .input(i(&[S, B]), table)
         .output(f(&[T, n(width)]));
-    let case = build.case(1, name, &paging.symbols(), vec![Expected::Real(expected)], ATTENTION);
+    let case = build.case(1, name, &paging.symbols(), vec![Expected::Real(expected)], limit);
     by_sequences(case, &paging, &q, width, width)
 }
 
@@ -236,7 +257,7 @@ pub(super) fn latent_cases() -> Vec<Case> {
 /// The cache of latent attention has a fixed layout: per token the latent, then the rotary key. Every slot is written, so that
 /// every byte is known.
 fn joined_append() -> Case {
-    let shape = Shape { kv_heads: 1, head: 12, value: 4, joined: true, dtype: QHAL_DTYPE_F16 };
+    let shape = Shape { block: BLOCK, kv_heads: 1, head: 12, value: 4, joined: true, dtype: QHAL_DTYPE_F16 };
     let tokens = BLOCKS * BLOCK - 1;
     let mut random = Random::new(85);
     let (c, k) = (random.f32s((tokens + 1) * 12), random.f32s((tokens + 1) * 4));
@@ -266,7 +287,7 @@ fn joined_append() -> Case {
 fn latent(form: i64, dtype: u32, sequences: Sequences, name: &str) -> Case {
     let (heads, nope, rope, value, latent) = (2_usize, 16_usize, 8_usize, 12_usize, 32_usize);
     let paging = Paging::new(sequences);
-    let shape = Shape { kv_heads: 1, head: latent, value: rope, joined: true, dtype };
+    let shape = Shape { block: BLOCK, kv_heads: 1, head: latent, value: rope, joined: true, dtype };
     let mut random = Random::new(91 + u64::from(dtype));
     let tokens = paging.slots.len();
     let (c, k_rope) = (random.f32s(tokens * latent), random.f32s(tokens * rope));

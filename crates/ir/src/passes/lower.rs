@@ -173,7 +173,9 @@ impl<'g> Lowering<'g> {
         }
         let weights = self.graph.segment_weights(node);
         let mut compute = node.attributes.compute.clone();
-        compute.resize(weights.len(), Compute::F32);
+        if !matches!(node.op, Op::Attention { .. }) {
+            compute.resize(weights.len(), Compute::F32);
+        }
         for (compute, weight) in compute.iter_mut().zip(weights) {
             if let Some(weight) = weight {
                 *compute = compute.over(self.graph.weight_source(weight, layer)?.1.dtype);

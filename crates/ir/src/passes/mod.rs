@@ -186,8 +186,8 @@ impl KvDType {
     pub const fn storage(self, policy: Policy) -> DType {
         match (self, policy) {
             (Self::F32, _) | (Self::Auto, Policy::Exact) => DType::F32,
-            (Self::F16 | Self::Auto, _) => DType::F16,
-            (Self::Bf16, _) => DType::BF16,
+            (Self::F16, _) => DType::F16,
+            (Self::Bf16 | Self::Auto, _) => DType::BF16,
         }
     }
 }

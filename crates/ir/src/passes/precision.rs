@@ -1,5 +1,6 @@
 //! Precision: chooses the form of products per segment and the type of caches. In: a graph whose linear layers have no
-//! form. Out: [`Attributes::compute`](crate::Attributes) of every linear layer, [`StateDecl::dtype`](crate::StateDecl).
+//! form. Out: [`Attributes::compute`](crate::Attributes) of every linear layer, [`StateDecl::dtype`](crate::StateDecl). Attention
+//! over a bfloat16 cache multiplies in bfloat16 too, unless the policy is exact or the device lacks that form.
 //!
 //! Policy says how much error the logits may take, [`CONTRIBUTIONS`] what each input costs if it is rounded to 8 bits. The
 //! balanced policy takes one 8-bit term, and a second for groups with a spike; nodes of high sensitivity that nobody measured have two
@@ -13,7 +14,7 @@
 
 use super::roles::{Role, segment_roles};
 use super::{CompileOptions, DeviceModel, PassName, Policy, Report, computed, supported};
-use crate::{BodyId, Compute, DType, Graph, IrError, NodeId, Sensitivity, Sums, Tolerance};
+use crate::{BodyId, Compute, DType, Graph, IrError, NodeId, Op, Sensitivity, Sums, Tolerance};
 
 /// KL divergence of the logits from those of f32, by input kind that is rounded to int8 in groups of 32, with a second term for
 /// groups with a spike, while all others have two terms. Measured on SmolLM2-135M over 2,048 tokens of technical English, where
@@ -75,6 +76,7 @@ struct Segment {
 pub fn run(graph: &mut Graph, options: &CompileOptions, device: &dyn DeviceModel) -> Result<Report, IrError> {
     let mut report = Report::new(PassName::Precision);
     caches(graph, options, &mut report);
+    attention(graph, options.policy, device, &mut report)?;
     let mut segments = collect(graph, options.policy);
     if options.policy == Policy::Balanced {
         spend(&mut segments, KL_BUDGET, &mut report);
@@ -102,6 +104,33 @@ fn caches(graph: &mut Graph, options: &CompileOptions, report: &mut Report) {
         state.dtype = dtype;
         report.notes.push(format!("cache {}: {dtype}", state.name));
     }
+}
+
+/// Has attention over bfloat16 caches multiply in bfloat16 where the device does.
+fn attention(graph: &mut Graph, policy: Policy, device: &dyn DeviceModel, report: &mut Report) -> Result<(), IrError> {
+    if policy == Policy::Exact {
+        return Ok(());
+    }
+    for body in graph.body_ids() {
+        for id in graph.body_of(body).nodes.clone() {
+            let node = graph.node(id);
+            let Op::Attention { state, .. } = node.op else { continue };
+            let narrow = graph.states.get(state.index()).is_some_and(|state| state.dtype == DType::BF16);
+            if !narrow || node.attributes.tolerance < Compute::Bf16.tolerance() {
+                continue;
+            }
+            graph.node_mut(id).attributes.compute = vec![Compute::Bf16];
+            if supported(graph, body, id, device)? {
+                report.changes += 1;
+                report.notes.push(format!("{}: bf16", graph.node(id).attributes.origin));
+            } else {
+                graph.node_mut(id).attributes.compute.clear();
+                let origin = &graph.node(id).attributes.origin;
+                report.notes.push(format!("{origin}: the device lacks products of bf16, takes f32"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// All segments with the form that the policy would choose without regard to the budget.

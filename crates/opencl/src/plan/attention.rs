@@ -162,6 +162,10 @@ fn check_context(desc: &Desc<'_>, paging: &Paging, block_size: usize) -> Result<
 
 pub(super) fn attention(desc: &Desc<'_>, unit: &Unit) -> Result<Recipe, Failure> {
     desc.operands(5, 1)?;
+    if desc.compute() != ops::QHAL_COMPUTE_F32 {
+        let form = desc.compute();
+        return Err(desc.refuse(format!("form {form} of products, expected float32 ({})", ops::QHAL_COMPUTE_F32)));
+    }
     let size = |key, what, max| desc.size(key, what, None, (1, max));
     let heads = size(ops::QHAL_ATTR_NUM_HEADS, "NUM_HEADS", MAX_SIZE)?;
     let kv_heads = size(ops::QHAL_ATTR_NUM_KV_HEADS, "NUM_KV_HEADS", MAX_SIZE)?;

@@ -22,7 +22,7 @@ pub(crate) const TILE: usize = 64;
 /// Positions of a split.
 pub(crate) const SPLIT: usize = 256;
 /// Rows whose scores are kept at a time.
-const SCORE_ROWS: usize = 48;
+pub(super) const SCORE_ROWS: usize = 48;
 /// Vectors of a tile's positions.
 const TILE_VECTORS: usize = TILE / LANES;
 
@@ -67,12 +67,12 @@ impl Queries {
     }
     /// The rows of one key/value head.
     #[inline(always)]
-    fn of_head(&self, head: usize) -> Self {
+    pub(super) fn of_head(&self, head: usize) -> Self {
         Self { ptr: self.ptr.wrapping_add(head * self.group_stride), key_value_heads: 1, ..*self }
     }
     /// The rows of one key/value head from row `i` on.
     #[inline(always)]
-    fn walk(&self, i: usize) -> Walk<'_> {
+    pub(super) fn walk(&self, i: usize) -> Walk<'_> {
         let (token, head) = (i / self.heads, i % self.heads);
         Walk { queries: self, token: self.ptr.wrapping_add(token * self.token_stride), head }
     }
@@ -90,19 +90,19 @@ impl Queries {
     }
     /// Places in the tile at `start` that row `i` sees.
     #[inline(always)]
-    fn places(&self, i: usize, start: usize) -> Range<usize> {
+    pub(super) fn places(&self, i: usize, start: usize) -> Range<usize> {
         self.places_of(i / self.heads, start)
     }
     /// Places in the tile at `start` that token `t` sees.
     #[inline(always)]
-    fn places_of(&self, t: usize, start: usize) -> Range<usize> {
+    pub(super) fn places_of(&self, t: usize, start: usize) -> Range<usize> {
         let seen = self.seen(t);
         seen.start.max(start).min(start + TILE) - start..seen.end.max(start).min(start + TILE) - start
     }
 }
 
 /// Query rows one after the other, without a division for each.
-struct Walk<'a> {
+pub(super) struct Walk<'a> {
     queries: &'a Queries,
     /// First head of the token.
     token: *const f32,
@@ -111,7 +111,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     #[inline(always)]
-    fn next(&mut self) -> *const f32 {
+    pub(super) fn next(&mut self) -> *const f32 {
         if self.head == self.queries.heads {
             (self.token, self.head) = (self.token.wrapping_add(self.queries.token_stride), 0);
         }
@@ -149,7 +149,7 @@ pub(crate) struct State {
 pub(crate) struct Scratch {
     keys: *mut f32,
     values: *mut f32,
-    scores: *mut f32,
+    pub(super) scores: *mut f32,
     /// Of the split at hand.
     pub(crate) part: State,
     /// Of all splits so far.
@@ -444,7 +444,7 @@ impl Band {
 
 /// How many rows from the first on see the same places of a tile (`exact`), or agree in seeing any.
 #[inline(always)]
-fn run_of(queries: &Queries, rows: Range<usize>, start: usize, exact: bool) -> usize {
+pub(super) fn run_of(queries: &Queries, rows: Range<usize>, start: usize, exact: bool) -> usize {
     let first = queries.places(rows.start, start);
     let last = queries.places(rows.end - 1, start);
     // What a token sees moves forward with it, so tokens in between see what both ends see.
@@ -464,7 +464,7 @@ fn run_of(queries: &Queries, rows: Range<usize>, start: usize, exact: bool) -> u
 }
 
 /// Cuts a run of rows into register tiles of nearly equal height.
-struct Blocks {
+pub(super) struct Blocks {
     row: usize,
     end: usize,
     height: usize,
@@ -472,11 +472,11 @@ struct Blocks {
 
 impl Blocks {
     #[inline(always)]
-    fn new(row: usize, n: usize, most: usize) -> Self {
+    pub(super) fn new(row: usize, n: usize, most: usize) -> Self {
         Self { row, end: row + n, height: n.div_ceil(n.div_ceil(most)) }
     }
     #[inline(always)]
-    fn next(&mut self) -> Option<(usize, usize)> {
+    pub(super) fn next(&mut self) -> Option<(usize, usize)> {
         let n = self.height.min(self.end - self.row);
         let first = self.row;
         self.row += n;
@@ -486,7 +486,7 @@ impl Blocks {
 
 /// `x` where the lane's place is in `places`, else -inf.
 #[inline(always)]
-fn mask<S: Simd>(s: S, x: S::V, first: usize, places: &Range<usize>) -> S::V {
+pub(super) fn mask<S: Simd>(s: S, x: S::V, first: usize, places: &Range<usize>) -> S::V {
     let mut lanes = s.to_array(x);
     for (i, lane) in lanes.iter_mut().enumerate() {
         if !places.contains(&(first + i)) {

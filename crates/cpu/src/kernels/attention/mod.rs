@@ -3,12 +3,15 @@
 //! Shape: q [T, heads * head_dim] of S sequences, cache blocks [kv heads, block_size, head_dim] keys then values in F32, F16 or
 //! BF16, out [T, heads * value_dim]. Flash attention in f32: [`flash`] has the order of operations that makes a row's bits
 //! independent of everything but its own query and cached positions, [`micro`] the register tile, [`paged`] the cache's
-//! layout, [`schedule`] the sharing out over threads. Bound: in decode the bytes of cached keys and values (each is read
+//! layout, [`schedule`] the sharing out over threads. [`paired`] is the same over caches that hold pairs of bfloat16, with
+//! products of pairs ([`pairs`]) or of f32. Bound: in decode the bytes of cached keys and values (each is read
 //! once for all query heads of its group), in prefill 2 T context heads (head_dim + value_dim) multiply-adds.
 
 pub(crate) mod flash;
 pub(crate) mod micro;
 pub(crate) mod paged;
+mod paired;
+mod pairs;
 pub(crate) mod schedule;
 
 #[cfg(test)]
@@ -16,7 +19,7 @@ pub(crate) mod oracle;
 #[cfg(test)]
 mod tests;
 
-use super::cache::CacheView;
+use super::cache::{CacheView, in_pairs};
 use super::error::{KernelError, same};
 use super::simd::LANES;
 use super::simd::Simd;
@@ -24,9 +27,12 @@ use super::simd::storage::with_storage;
 use crate::isa::Isa;
 use crate::matrix::{Matrix, MatrixMut};
 use crate::parallel::Parallel;
+use qwen_formats::DType;
 
 use flash::{AttendSplit, Dims, Scratch};
 use paged::{Geometry, InPlace, Paged, Staged};
+use paired::{AttendPairs, PairedCache, Widened};
+use pairs::HasPairs;
 use schedule::{Problem, Sizes, Source, Task};
 
 pub use schedule::Sequences;
@@ -38,6 +44,15 @@ const MAX_ROWS: usize = 96;
 const IN_PLACE_ROWS: usize = 12;
 /// Positions of a tile and of a split, as reports name them.
 pub(crate) const TILING: (usize, usize) = (flash::TILE, flash::SPLIT);
+
+/// How products are formed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// Of f32.
+    F32,
+    /// Of pairs of bfloat16: queries, times the scale, and softmax weights are rounded. For caches in pairs.
+    Bf16,
+}
 
 /// Attributes of attention.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +71,8 @@ pub struct AttentionArgs {
     pub scale: f32,
     /// Positions that a query sees, 0 for all.
     pub window: usize,
+    /// How products are formed.
+    pub products: Products,
 }
 
 /// Largest sizes of a step, for its workspace.
@@ -79,6 +96,14 @@ impl AttentionArgs {
         }
         IN_PLACE_ROWS / (self.num_heads / self.num_key_value_heads)
     }
+    /// Whether a cache of a type can be multiplied in pairs.
+    pub(crate) const fn has_pairs(&self, cache: DType) -> bool {
+        in_pairs(cache, self.block_size, self.head_dim, self.value_dim)
+    }
+    /// Values of scratch beside that of all.
+    fn extra(&self) -> usize {
+        if self.products == Products::Bf16 { MAX_ROWS * paired::query_len(self.head_dim) } else { 0 }
+    }
     const fn dims(&self) -> Dims {
         Dims { key_dim: self.head_dim, value_dim: self.value_dim, scale: self.scale }
     }
@@ -94,7 +119,7 @@ pub fn attention_workspace_bytes(args: &AttentionArgs, limits: &StepLimits) -> u
         max_context: limits.max_context,
         heads: args.num_heads,
     };
-    schedule::workspace_bytes(&sizes, &args.dims(), MAX_ROWS, 0)
+    schedule::workspace_bytes(&sizes, &args.dims(), MAX_ROWS, args.extra())
 }
 
 /// Attends each query row over the positions of its sequence up to its own. Rows of no sequence become zero.
@@ -137,7 +162,85 @@ pub fn attention(
         dims: args.dims(),
         window: args.window,
     };
-    schedule::run(isa, parallel, &problem, &Cached { max_rows: MAX_ROWS }, workspace)
+    let pairs = args.has_pairs(cache.dtype);
+    match args.products {
+        Products::Bf16 if !pairs => {
+            Err(KernelError::Type { op: OP, what: "cache for products of pairs", found: cache.dtype })
+        }
+        Products::Bf16 => {
+            let source = Paired { has: HasPairs::with(isa), extra: args.extra() };
+            schedule::run(isa, parallel, &problem, &source, workspace)
+        }
+        Products::F32 if pairs => schedule::run(isa, parallel, &problem, &PairedF32, workspace),
+        Products::F32 => schedule::run(isa, parallel, &problem, &Cached { max_rows: MAX_ROWS }, workspace),
+    }
+}
+
+impl<'a> PairedCache<'a> {
+    #[inline(always)]
+    fn of(p: &'a Problem<'a>, task: &Task<'a>) -> Self {
+        Self { cache: &p.cache, blocks: task.blocks, geometry: &p.geometry, first_head: task.key_value_head }
+    }
+}
+
+/// A cache in pairs and products of pairs.
+struct Paired {
+    has: HasPairs,
+    extra: usize,
+}
+
+impl Source for Paired {
+    fn max_rows(&self) -> usize {
+        MAX_ROWS
+    }
+
+    fn extra(&self) -> usize {
+        self.extra
+    }
+
+    #[inline(always)]
+    unsafe fn attend<S: Simd>(
+        &self,
+        s: S,
+        p: &Problem<'_>,
+        task: &Task<'_>,
+        split: usize,
+        until: usize,
+        scratch: &Scratch,
+    ) {
+        // SAFETY: the caller's promise; extra scratch is as large as asked.
+        let kernel =
+            unsafe { AttendPairs::new(&task.queries, PairedCache::of(p, task), &p.dims, split, until, scratch) };
+        pairs::enter(s, self.has, kernel);
+    }
+}
+
+/// A cache in pairs and products of f32.
+struct PairedF32;
+
+impl Source for PairedF32 {
+    fn max_rows(&self) -> usize {
+        MAX_ROWS
+    }
+
+    fn extra(&self) -> usize {
+        0
+    }
+
+    #[inline(always)]
+    unsafe fn attend<S: Simd>(
+        &self,
+        s: S,
+        p: &Problem<'_>,
+        task: &Task<'_>,
+        split: usize,
+        until: usize,
+        scratch: &Scratch,
+    ) {
+        let source = Widened(PairedCache::of(p, task));
+        // SAFETY: the caller's promise.
+        s.enter(unsafe { AttendSplit::new(&task.queries, source, &p.dims, split, until, scratch) });
+    }
 }
 
 /// Keys and values as they are cached.

@@ -54,6 +54,16 @@ impl Cache {
         Self::place(self.args, self.dtype, self.keys.clone(), self.values.clone(), layout)
     }
 
+    /// The same with NaN for keys and values of a position, where they are.
+    pub(crate) fn spoiled(&self, s: usize, position: usize) -> Self {
+        let heads = self.args.num_key_value_heads;
+        let (k, v) = (heads * self.args.head_dim, heads * self.args.value_dim);
+        let (mut keys, mut values) = (self.keys.clone(), self.values.clone());
+        keys[s][position * k..][..k].fill(f32::NAN);
+        values[s][position * v..][..v].fill(f32::NAN);
+        Self::place(self.args, self.dtype, keys, values, &mut Random::new(10))
+    }
+
     /// Sequence `s` alone.
     pub(crate) fn alone(&self, s: usize, layout: &mut Random) -> Self {
         Self::place(self.args, self.dtype, vec![self.keys[s].clone()], vec![self.values[s].clone()], layout)

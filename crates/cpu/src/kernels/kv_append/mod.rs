@@ -2,11 +2,12 @@
 //!
 //! Shape: k [T, heads * head_dim], v [T, heads * value_dim], `slots [T]` (block * block_size + index; negative: skip). A task is
 //! one head's keys or values over all tokens: two tokens with one slot (a caller's mistake) still write in order, from one
-//! thread. Bound: memory traffic of k and v.
+//! thread. Bound: memory traffic of k and v; of caches in pairs a token writes a pair, or half of one, to each line of its
+//! sixteen positions, lines that its attention reads next.
 
 use std::marker::PhantomData;
 
-use super::cache::{CacheViewMut, check_block};
+use super::cache::{CacheViewMut, check_block, in_pairs};
 use super::error::{KernelError, same};
 use super::simd::storage::{F32, Storage, with_storage};
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -61,9 +62,28 @@ pub fn kv_append(
         let (found, high) = (i64::from(slots[index]), limit as i64);
         return Err(KernelError::Index { op: OP, what: "slots", index, found, low: i64::MIN, high });
     }
+    let pairs = !args.joined && in_pairs(cache.dtype, args.block_size, args.head_dim, args.value_dim);
     let task = |i: usize| {
         let (source, head, width, is_value) =
             if i < heads { (keys, i, args.head_dim, false) } else { (values, i - heads, args.value_dim, true) };
+        if pairs {
+            let start = if is_value {
+                (heads * args.head_dim + head * width) * args.block_size
+            } else {
+                head * width * args.block_size
+            };
+            let append = AppendPairs {
+                source,
+                column: head * width,
+                width,
+                slots,
+                cache,
+                block_size: args.block_size,
+                start,
+                is_value,
+            };
+            return dispatch(isa, append);
+        }
         let (start, stride) = match (args.joined, is_value) {
             (true, false) => (0, args.head_dim + args.value_dim),
             (true, true) => (args.head_dim, args.head_dim + args.value_dim),
@@ -115,6 +135,53 @@ impl<T: Storage> Kernel for Append<'_, T> {
                 unsafe {
                     let x = F32::load_up_to(s, self.source.row_ptr(row).add(self.column + i).cast(), n);
                     T::store_up_to(s, block.add((offset + i) * T::BYTES), n, x);
+                }
+            }
+        }
+    }
+}
+
+/// One head's keys or values, in pairs.
+struct AppendPairs<'a> {
+    source: Matrix<'a, f32>,
+    column: usize,
+    width: usize,
+    slots: &'a [i32],
+    cache: CacheViewMut<'a>,
+    block_size: usize,
+    /// First value of the head in a block.
+    start: usize,
+    is_value: bool,
+}
+
+impl Kernel for AppendPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (row, &slot) in self.slots.iter().enumerate() {
+            let Ok(slot) = usize::try_from(slot) else { continue };
+            let (group, place) = (slot % self.block_size / LANES, slot % LANES);
+            let start = self.start + group * LANES * self.width;
+            let head = self.cache.block(slot / self.block_size).wrapping_add(start * 2).cast::<u16>();
+            for i in (0..self.width).step_by(LANES) {
+                let n = (self.width - i).min(LANES);
+                let mut rounded = [0u16; LANES];
+                // SAFETY: slots and block size were checked; no other task writes this head's place in a block.
+                unsafe {
+                    let x = F32::load_up_to(s, self.source.row_ptr(row).add(self.column + i).cast(), n);
+                    s.store_bf16(rounded.as_mut_ptr(), x);
+                    if self.is_value {
+                        let pairs = head.add((place / 2 * self.width + i) * 2 + place % 2);
+                        for (d, x) in rounded.iter().enumerate() {
+                            pairs.add(2 * d).write_unaligned(*x);
+                        }
+                    } else {
+                        let pairs = head.add((i / 2 * LANES + place) * 2).cast::<[u16; 2]>();
+                        for (k, pair) in rounded.as_chunks::<2>().0.iter().enumerate().take(n / 2) {
+                            pairs.add(k * LANES).write_unaligned(*pair);
+                        }
+                    }
                 }
             }
         }

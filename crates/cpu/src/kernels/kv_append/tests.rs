@@ -19,9 +19,11 @@ fn every_value_lands_in_its_place_and_nothing_else_changes() {
             (3, 64, 64, 16, false, 40),
             (2, 12, 20, 8, false, 9),
             (1, 32, 8, 16, true, 30),
+            (2, 30, 48, 32, false, 50),
             (4, 128, 128, 16, false, 100),
         ] {
             let args = KvAppendArgs { num_key_value_heads: heads, head_dim, value_dim, block_size, joined };
+            let pairs = !joined && in_pairs(dtype, block_size, head_dim, value_dim);
             let values = block_size * heads * (head_dim + value_dim);
             let (blocks, block_bytes) = (12, values * dtype.block_bytes() + 8);
             let (k, v) =
@@ -62,6 +64,10 @@ fn every_value_lands_in_its_place_and_nothing_else_changes() {
                         for i in 0..head_dim {
                             let place = if joined {
                                 index * (head_dim + value_dim) + i
+                            } else if pairs {
+                                // Sixteen positions: [head_dim / 2][16][2].
+                                let group = head * block_size * head_dim + index / 16 * 16 * head_dim;
+                                group + i / 2 * 32 + index % 16 * 2 + i % 2
                             } else {
                                 (head * block_size + index) * head_dim + i
                             };
@@ -70,6 +76,11 @@ fn every_value_lands_in_its_place_and_nothing_else_changes() {
                         for i in 0..value_dim {
                             let place = if joined {
                                 index * (head_dim + value_dim) + head_dim + i
+                            } else if pairs {
+                                // [8][value_dim][2].
+                                let group = head * block_size * value_dim + index / 16 * 16 * value_dim;
+                                let at = group + index % 16 / 2 * 2 * value_dim + i * 2 + index % 2;
+                                heads * block_size * head_dim + at
                             } else {
                                 heads * block_size * head_dim + (head * block_size + index) * value_dim + i
                             };
