@@ -23,7 +23,7 @@ use crate::cost::{self, Cost, Sizes, StepObserver};
 use crate::describe::{Context, Described, describe};
 use crate::group::{Member, is_exchange};
 use crate::kv_memory::KvMemory;
-use crate::placement::{self, Assignment, MAIN, Side, Transfer};
+use crate::placement::{self, Assignment, MAIN, Side, Step, Transfer};
 use crate::weights::{WeightKey, WeightStore};
 
 /// Where an operand of a launch comes from.
@@ -663,25 +663,32 @@ impl Plans {
     }
 }
 
-/// Plans a program without loading it, and tells of each weight that it reads: the plan and the number of its input.
-pub(crate) fn weights_of(
-    program: &Program,
-    phase: Phase,
-    states: &[StateDecl],
+/// Plans those instructions of a program that `wanted` says by number, without loading it.
+pub(crate) fn plans_of(
+    (phase, _, compiled): &Step,
     device: &Device,
-    visit: &mut dyn FnMut(WeightKey, &Arc<Plan>, usize),
+    wanted: &dyn Fn(usize) -> bool,
+    visit: &mut dyn FnMut(&Instruction, &Arc<Plan>) -> Result<(), RuntimeError>,
 ) -> Result<(), RuntimeError> {
-    let context = Context { bounds: program.bounds, phase, states };
+    let program = &compiled.program;
+    let context = Context { bounds: program.bounds, phase: *phase, states: &compiled.graph.states };
     let mut plans = Plans::default();
-    for instruction in program.instructions.iter().filter(|instruction| !is_exchange(&instruction.op)) {
-        let (_, plan) = plans.of(instruction, &context, device)?;
-        for (input, operand) in instruction.inputs.iter().enumerate() {
-            if let Place::Weight { id, source } = operand.place {
-                visit((id, source), &plan, input);
-            }
+    for (_, instruction) in program.instructions.iter().enumerate().filter(|(i, _)| wanted(*i)) {
+        if !is_exchange(&instruction.op) {
+            let (_, plan) = plans.of(instruction, &context, device)?;
+            visit(instruction, &plan)?;
         }
     }
     Ok(())
+}
+
+/// The weights that an instruction reads, and the numbers of its inputs that they are.
+pub(crate) fn weights_of(instruction: &Instruction) -> impl Iterator<Item = (WeightKey, usize)> {
+    let weight = |(input, operand): (usize, &Operand)| match operand.place {
+        Place::Weight { id, source } => Some(((id, source), input)),
+        _ => None,
+    };
+    instruction.inputs.iter().enumerate().filter_map(weight)
 }
 
 /// The launch of an exchange.

@@ -19,7 +19,7 @@ use qwen_ir::{Graph, MlaForm};
 
 use super::{Model, ModelOptions, has_latent_attention};
 use crate::RuntimeError;
-use crate::executor::weights_of;
+use crate::executor::{plans_of, weights_of};
 use crate::placement::MAIN;
 use crate::weights::WeightKey;
 
@@ -166,9 +166,11 @@ impl Model {
             for form in latent_forms {
                 (self.options.policy, self.options.mla_form) = (policy, *form);
                 self.phase_matters = latent && form.is_none();
-                for (phase, _, compiled) in self.programs()? {
-                    let visit = &mut |key, plan: &Arc<Plan>, input| wanted.add(key, plan, input);
-                    weights_of(&compiled.program, phase, &compiled.graph.states, self.device(), visit)?;
+                for step in self.programs()? {
+                    plans_of(&step, self.device(), &|_| true, &mut |instruction, plan| {
+                        weights_of(instruction).for_each(|(key, input)| wanted.add(key, plan, input));
+                        Ok(())
+                    })?;
                 }
             }
         }
