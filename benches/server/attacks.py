@@ -53,6 +53,7 @@ def attacks(address, budgets, trap):
     schema = {"type": "string"}
     for _ in range(60):
         schema = {"type": "object", "properties": {"a": schema}}
+    unknown = {f"x{number}": number for number in range(100_000)}
     image = lambda url: [{"type": "image_url", "image_url": {"url": url}}]
     return [
         # Sizes that are multiplied or allocated.
@@ -86,8 +87,9 @@ def attacks(address, budgets, trap):
         post("bytes that are not UTF-8", b'{"messages": "\xff\xfe"}'),
         post("half a surrogate", '{"messages": [{"role": "user", "content": "\\ud800"}], "max_tokens": 4}', statuses=HARMLESS, budget=1.0),
         post("20,000 messages", chat(messages=[{"role": "user", "content": ""}] * 20_000)),
-        # Unknown parameters are no error, but naming them must not cost more than naming a few.
-        post("100,000 unknown parameters", chat(**{f"x{number}": number for number in range(100_000)}), statuses=HARMLESS, budget=budgets["encoding"]),
+        # A few unknown parameters are no error; so many are refused before they are read.
+        post("100,000 unknown parameters", chat(**unknown)),
+        post("100,000 unknown entries of a message", chat(messages=[{"role": "user", "content": "hi", **unknown}])),
         post("a body of 15 MB with 3 million values", '{"messages": [' + "1234," * 3_000_000 + "1]}", budget=budgets["encoding"]),
         post("a body of 15 MB with a million values", '{"messages": [' + '"1234567890ab",' * 1_000_000 + "1]}", budget=budgets["encoding"]),
         post("10,000 tools", chat(tools=[{"type": "function", "function": {"name": f"f{number}"}} for number in range(10_000)])),

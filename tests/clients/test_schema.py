@@ -14,7 +14,7 @@ def test_document(tmp_path):
     model = ROOT / "fixtures/models/qwen3"
     with started("--model", model, "--warmup=false", "--request_timeout", "20") as url:
         schemathesis = pathlib.Path(sys.executable).with_name("schemathesis")
-        command = [schemathesis, "run", f"{url}/openapi.json", "--checks", CHECKS, "--max-examples", "15"]
+        command = [schemathesis, "run", f"{url}/openapi.json", "--checks", CHECKS, "--max-examples", "60"]
         # Administration is off.
         command += ["--exclude-path-regex", "admin"]
         found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

@@ -310,9 +310,15 @@ impl Placer {
     /// The devices of a group.
     ///
     /// # Errors
-    /// As [`Placer::open`].
+    /// As [`Placer::open`], and if two names are of one device.
     pub fn open_group(&self, group: &Group) -> Result<Vec<Device>, CliError> {
-        group.names.iter().map(|name| self.open(name)).collect()
+        let mut known = HashSet::new();
+        let open = |name| {
+            let device = self.open(name)?;
+            is_new(&device, &mut known)?;
+            Ok(device)
+        };
+        group.names.iter().map(open).collect()
     }
 
     /// The opened devices of a group, with the CPU for what they refuse.
@@ -332,6 +338,18 @@ impl Placer {
             placement.with_fallback(tuned(cpu(&self.host)?.open(0, &[])?))
         })
     }
+}
+
+/// Refuses a device that is known already: it may have several names.
+///
+/// # Errors
+/// If it is.
+pub fn is_new(device: &Device, known: &mut HashSet<String>) -> Result<(), CliError> {
+    let label = device.label();
+    if known.insert(label.clone()) {
+        return Ok(());
+    }
+    Err(CliError::input("--device", "different devices", format!("{label} twice"), "name each device once"))
 }
 
 /// What this program lends to plugins.

@@ -39,6 +39,15 @@ fn round_trip(graph: &Graph) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// The word that a byte is in, or the next one; nothing if there is none.
+fn word_at(bytes: &[u8], at: usize) -> std::ops::Range<usize> {
+    let is_of_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+    let inside = (at..bytes.len()).find(|i| is_of_word(&bytes[*i])).unwrap_or(bytes.len());
+    let first = (0..inside).rev().take_while(|i| is_of_word(&bytes[*i])).last().unwrap_or(inside);
+    let length = bytes[inside..].iter().take_while(|byte| is_of_word(byte)).count();
+    first..inside + length
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) })]
 
@@ -84,7 +93,7 @@ proptest! {
     #[test]
     fn mangled_texts_are_refused_without_panic(
         which in 0_usize..3,
-        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0_u8..5), 1..6),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0_u8..8), 1..6),
     ) {
         let graph = test_support::all().unwrap().swap_remove(which);
         let mut bytes = text::print(&graph).into_bytes();
@@ -95,7 +104,14 @@ proptest! {
                 1 => bytes[at] = bytes[other],
                 2 => { bytes.remove(at); }
                 3 => bytes[at] = b'9',
-                _ => bytes.swap(at, other),
+                4 => bytes.swap(at, other),
+                // A word for another, or the largest numbers for it: what stays a text of the form, and says something else.
+                5 => {
+                    let word = bytes[word_at(&bytes, other)].to_vec();
+                    bytes.splice(word_at(&bytes, at), word);
+                }
+                6 => { bytes.splice(word_at(&bytes, at), *b"4294967295"); }
+                _ => { bytes.splice(word_at(&bytes, at), *b"18446744073709551615"); }
             }
             if bytes.is_empty() { return Ok(()); }
         }

@@ -24,6 +24,11 @@ pub fn slab_bytes(bytes: u64) -> u64 {
     bytes.max(1).div_ceil(class).saturating_mul(class)
 }
 
+/// Bytes that a pool takes of a device's memory to have room for so many.
+pub(crate) fn taken(pool: ArenaPool, bytes: u64) -> u64 {
+    if pool == ArenaPool::Expert && bytes > 0 { slab_bytes(bytes) } else { bytes }
+}
+
 /// Alignment of the pools, and so of every place in them: a cache line, or more if the device wants more.
 #[must_use]
 pub fn alignment(device: &Device) -> u64 {
@@ -45,11 +50,11 @@ impl Arenas {
     /// If memory is short; the old buffers stay.
     pub fn ensure(&mut self, device: &Device, pools: [u64; 3], workspace: u64) -> Result<(), RuntimeError> {
         for pool in ArenaPool::ALL {
-            let wanted = pools[pool as usize];
-            let (name, wanted) = match pool {
-                ArenaPool::Temporary => ("arena.temporary", wanted),
-                ArenaPool::Router => ("arena.router", wanted),
-                ArenaPool::Expert => ("arena.expert", if wanted == 0 { 0 } else { slab_bytes(wanted) }),
+            let wanted = taken(pool, pools[pool as usize]);
+            let name = match pool {
+                ArenaPool::Temporary => "arena.temporary",
+                ArenaPool::Router => "arena.router",
+                ArenaPool::Expert => "arena.expert",
             };
             let pinned = pool == ArenaPool::Router && device.caps().has(QHAL_FEATURE_PINNED);
             self.epoch += u64::from(grow(device, &mut self.pools[pool as usize], wanted, name, pinned)?);

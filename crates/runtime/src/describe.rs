@@ -47,12 +47,13 @@ impl Context<'_> {
     }
 }
 
-/// The weight that an operand is.
-const fn weight_of(operand: &Operand) -> Option<WeightKey> {
-    match operand.place {
-        Place::Weight { id, source } => Some((id, source)),
+/// The weights that an instruction reads, and the numbers of its inputs that they are.
+pub(crate) fn weights_of(instruction: &Instruction) -> impl Iterator<Item = (WeightKey, usize)> {
+    let weight = |(input, operand): (usize, &Operand)| match operand.place {
+        Place::Weight { id, source } => Some(((id, source), input)),
         _ => None,
-    }
+    };
+    instruction.inputs.iter().enumerate().filter_map(weight)
 }
 
 /// Tables of rows that are the weights of products too, among the instructions that `on` accepts by their number.
@@ -60,7 +61,7 @@ const fn weight_of(operand: &Operand) -> Option<WeightKey> {
 pub(crate) fn tied(program: &Program, on: impl Fn(usize) -> bool) -> Vec<WeightKey> {
     let weights = |wanted: fn(&Op) -> bool| {
         let instructions = program.instructions.iter().enumerate().filter(|(i, one)| wanted(&one.op) && on(*i));
-        instructions.flat_map(|(_, instruction)| instruction.inputs.iter().filter_map(weight_of)).collect::<Vec<_>>()
+        instructions.flat_map(|(_, one)| weights_of(one).map(|(key, _)| key)).collect::<Vec<WeightKey>>()
     };
     let products = weights(|op| matches!(op, Op::Gemm { .. }));
     weights(|op| matches!(op, Op::Embed)).into_iter().filter(|table| products.contains(table)).collect()
@@ -190,13 +191,10 @@ fn int(value: impl Into<i64>) -> i64 {
 
 fn attributes(desc: OpDesc, instruction: &Instruction, context: &Context<'_>) -> OpDesc {
     match &instruction.op {
-        Op::Embed => {
-            let table = instruction.inputs.iter().find_map(weight_of);
-            match table.is_some_and(|table| context.tied.contains(&table)) {
-                true => desc.attr_int(ops::QHAL_ATTR_TIED, 1),
-                false => desc,
-            }
-        }
+        Op::Embed => match weights_of(instruction).any(|(table, _)| context.tied.contains(&table)) {
+            true => desc.attr_int(ops::QHAL_ATTR_TIED, 1),
+            false => desc,
+        },
         Op::Gemm { gemm_type, biases, scales, epilogue } => {
             let desc = desc
                 .attr_int(ops::QHAL_ATTR_SEGMENTS, scales.len() as i64)

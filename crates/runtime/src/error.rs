@@ -170,6 +170,27 @@ pub enum RuntimeError {
         /// Bytes available.
         available: Bytes,
     },
+    /// A device without room for its part of a model.
+    #[error(
+        "no room for {part}: {needed} needed ({weights} for weights, {cache} for {what}, {temporaries} for temporaries), but {available} \
+         is available on the device; take more or larger devices, or a smaller cache"
+    )]
+    Room {
+        /// Its part.
+        part: String,
+        /// Bytes in all.
+        needed: Bytes,
+        /// Bytes of weights, in the device's forms.
+        weights: Bytes,
+        /// Bytes of the cache.
+        cache: Bytes,
+        /// The cache in words.
+        what: String,
+        /// Bytes of temporaries.
+        temporaries: Bytes,
+        /// Bytes available.
+        available: Bytes,
+    },
 }
 
 /// A number of bytes that prints with a unit.

@@ -20,10 +20,10 @@ use crate::RuntimeError;
 use crate::arenas::Arenas;
 use crate::batch::Batch;
 use crate::cost::{self, Cost, Sizes, StepObserver};
-use crate::describe::{Context, Described, describe, tied};
+use crate::describe::{Context, Described, describe, tied, weights_of};
 use crate::group::{Member, is_exchange};
 use crate::kv_memory::KvMemory;
-use crate::placement::{self, Assignment, MAIN, Side, Transfer};
+use crate::placement::{self, Assignment, MAIN, Side, Step, Transfer};
 use crate::weights::{WeightKey, WeightStore};
 
 /// Where an operand of a launch comes from.
@@ -199,15 +199,11 @@ pub(crate) struct DeviceSide {
 
 /// Instructions in the order in which their weights are packed: while a weight is packed, memory holds it twice, so those that are at
 /// least half as large as the largest go first, when memory holds little else; the rest as the file has them.
-fn weights_in_order(program: &Program, assignment: &Assignment, sides: &[DeviceSide]) -> Vec<usize> {
+pub(crate) fn weights_in_order(program: &Program, assignment: &Assignment, sides: &[DeviceSide]) -> Vec<usize> {
     let bytes = |i: usize| {
         let weights = sides.get(assignment.side(i)).map(|side| &side.weights);
-        let operands = program.instructions.get(i).into_iter().flat_map(|instruction| &instruction.inputs);
-        let sizes = operands.filter_map(|operand| match operand.place {
-            Place::Weight { id, source } => weights.and_then(|weights| weights.bytes((id, source))),
-            _ => None,
-        });
-        sizes.max().unwrap_or(0)
+        let keys = program.instructions.get(i).into_iter().flat_map(weights_of);
+        keys.filter_map(|(key, _)| weights?.bytes(key)).max().unwrap_or(0)
     };
     let sizes: Vec<u64> = (0..program.instructions.len()).map(bytes).collect();
     let largest = sizes.iter().copied().max().unwrap_or(0);
@@ -686,23 +682,25 @@ impl Plans {
     }
 }
 
-/// Plans a program without loading it, and tells of each weight that it reads: the plan and the number of its input. Tables of rows are
-/// taken as stored, for a device that has no product with them.
-pub(crate) fn weights_of(
-    program: &Program,
-    phase: Phase,
-    states: &[StateDecl],
+/// What is done with an instruction and its plan.
+pub(crate) type Visit<'a> = dyn FnMut(&Instruction, &Arc<Plan>) -> Result<(), RuntimeError> + 'a;
+
+/// Plans those instructions of a program that are listed, in that order, without loading it. `tied` are the tables of rows that are the
+/// weights of products too.
+pub(crate) fn plans_of(
+    (phase, _, compiled): &Step,
     device: &Device,
-    visit: &mut dyn FnMut(WeightKey, &Arc<Plan>, usize),
+    listed: &[usize],
+    tied: &[WeightKey],
+    visit: &mut Visit<'_>,
 ) -> Result<(), RuntimeError> {
-    let context = Context { bounds: program.bounds, phase, states, tied: &[] };
+    let program = &compiled.program;
+    let context = Context { bounds: program.bounds, phase: *phase, states: &compiled.graph.states, tied };
     let mut plans = Plans::default();
-    for instruction in program.instructions.iter().filter(|instruction| !is_exchange(&instruction.op)) {
-        let (_, plan) = plans.of(instruction, &context, device)?;
-        for (input, operand) in instruction.inputs.iter().enumerate() {
-            if let Place::Weight { id, source } = operand.place {
-                visit((id, source), &plan, input);
-            }
+    for instruction in listed.iter().filter_map(|i| program.instructions.get(*i)) {
+        if !is_exchange(&instruction.op) {
+            let (_, plan) = plans.of(instruction, &context, device)?;
+            visit(instruction, &plan)?;
         }
     }
     Ok(())

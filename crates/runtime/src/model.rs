@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use qwen_formats::{Checkpoint, DType};
+use qwen_formats::Checkpoint;
 use qwen_hal::Device;
 use qwen_ir::passes::{self, CompileOptions, KvDType, PassName, Policy, Report};
 use qwen_ir::program::StepResult;
@@ -14,12 +14,13 @@ use crate::device_model::HalDeviceModel;
 use crate::executor::{DeviceSide, Executor, Failed};
 use crate::kv_memory::{self, KvMemory};
 use crate::kv_pool::{KvPool, KvPoolStats};
-use crate::placement::{Decided, Fallback, MAIN, Placement, Side, Step};
+use crate::placement::{Decided, Fallback, MAIN, Placement, Step};
 use crate::stages::{self, Stage, Stages};
-use crate::{Bytes, RuntimeError, group};
+use crate::{RuntimeError, group};
 
 mod compile;
 mod differences;
+mod memory;
 mod planned;
 mod rank;
 mod walk;
@@ -225,38 +226,48 @@ impl Model {
 
     fn prepare(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), RuntimeError> {
         let ranks = self.ranks.len();
-        for rank in 0..ranks {
-            self.prepare_rank(rank, &mut |done, total| progress(rank * total + done, ranks * total))?;
+        let decided = (0..ranks).map(|rank| self.decide(rank)).collect::<Result<Vec<_>, RuntimeError>>()?;
+        // Of all devices, before anything is taken on the first.
+        for (rank, (programs, decided)) in decided.iter().enumerate() {
+            self.check_memory(rank, programs, decided).map_err(|failed| self.blame(rank, failed))?;
+        }
+        for (rank, (programs, decided)) in decided.into_iter().enumerate() {
+            let progress = &mut |done, total| progress(rank * total + done, ranks * total);
+            self.prepare_rank(rank, programs, decided, progress).map_err(|failed| self.blame(rank, failed))?;
         }
         Ok(())
     }
 
-    fn prepare_rank(&mut self, rank: usize, progress: &mut dyn FnMut(usize, usize)) -> Result<(), RuntimeError> {
-        let limit = self.kv_pool.limit();
+    /// The programs of a rank, and where each instruction and cache is.
+    fn decide(&mut self, rank: usize) -> Result<(Vec<Step>, Decided), RuntimeError> {
         let mut programs = self.programs_for(rank, StepResult::Logits)?;
         if self.options.hidden {
             programs.extend(self.programs_for(rank, StepResult::Hidden)?);
         }
-        let states = programs.first().map(|(_, _, compiled)| compiled.graph.states.clone()).unwrap_or_default();
-        let kv_dtype = states.first().map_or(DType::F32, |state| state.dtype);
         if let (0, Some((_, _, compiled))) = (rank, programs.first()) {
             self.reports.clone_from(&compiled.reports);
             self.dump.clone_from(&compiled.dump);
         }
         let decided = self.assign(rank, &programs)?;
-        for side in 0..self.ranks[rank].sides.len() {
-            let stages = self.stages.clone();
-            let held = |state, layer| decided.holder(&stages, state, layer) == side;
-            self.check_memory(rank, side, kv_dtype, &held)?;
-            let Rank { sides, graph, .. } = &mut self.ranks[rank];
-            let on = &mut sides[side];
-            match KvMemory::reserve(&on.device, graph, kv_dtype, self.block_size, limit, &held) {
-                Ok(kv) => on.kv = kv,
-                Err(error) => return Err(self.blame(rank, (side, error))),
-            }
+        Ok((programs, decided))
+    }
+
+    /// Takes the memory of a rank's devices and loads its weights.
+    fn prepare_rank(
+        &mut self,
+        rank: usize,
+        programs: Vec<Step>,
+        decided: Decided,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), Failed> {
+        let (kv_dtype, limit) = (memory::kv_dtype(&programs), self.kv_pool.limit());
+        let Rank { sides, graph, .. } = &mut self.ranks[rank];
+        for (side, on) in sides.iter_mut().enumerate() {
+            let held = |state, layer| decided.holder(&self.stages, state, layer) == side;
+            let kv = KvMemory::reserve(&on.device, graph, kv_dtype, self.block_size, limit, &held);
+            on.kv = kv.map_err(|error| (side, error))?;
         }
-        let programs = programs.into_iter().zip(decided.assignments).collect();
-        self.ranks[rank].plan(programs, progress).map_err(|failed| self.blame(rank, failed))
+        self.ranks[rank].plan(programs.into_iter().zip(decided.assignments).collect(), progress)
     }
 
     /// Says which device of a group failed.
@@ -294,36 +305,6 @@ impl Model {
         );
         self.fallbacks.clone_from(&decided.fallbacks);
         Ok(decided)
-    }
-
-    /// Refuses what can't fit, before anything is allocated for it.
-    fn check_memory(
-        &self,
-        rank: usize,
-        side: Side,
-        kv_dtype: DType,
-        held: &dyn Fn(qwen_ir::StateId, u32) -> bool,
-    ) -> Result<(), RuntimeError> {
-        let limit = self.kv_pool.limit();
-        let Rank { sides, graph, .. } = &self.ranks[rank];
-        let needed =
-            kv_memory::bytes_per_block(graph, kv_dtype, self.block_size, held).saturating_mul(u64::from(limit));
-        let health = sides[side].device.health();
-        let Some(available) = health.ok().and_then(|health| health.memory_free) else { return Ok(()) };
-        if needed > available {
-            return Err(RuntimeError::Memory {
-                what: format!(
-                    "a KV cache of {} tokens ({} blocks of {}){}",
-                    self.options.max_cached_tokens,
-                    limit,
-                    self.block_size,
-                    if self.is_group() { format!(" on {}", sides[side].device.label()) } else { String::new() }
-                ),
-                needed: Bytes(needed),
-                available: Bytes(available),
-            });
-        }
-        Ok(())
     }
 
     fn buckets(&self, phase: Phase) -> Vec<u32> {

@@ -23,10 +23,18 @@ pub struct Stage {
     pub bytes: u64,
 }
 
+impl Stage {
+    /// Its layers for people.
+    #[must_use]
+    pub fn span(&self) -> String {
+        let (first, last) = (self.first_layer, self.first_layer + self.layers.saturating_sub(1));
+        if first == last { format!("layer {first}") } else { format!("layers {first} to {last}") }
+    }
+}
+
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let last = self.first_layer + self.layers.saturating_sub(1);
-        write!(f, "layers {} to {last}, {}", self.first_layer, crate::Bytes(self.bytes))
+        write!(f, "{}, {}", self.span(), crate::Bytes(self.bytes))
     }
 }
 

@@ -7,7 +7,7 @@
 //! - what a compiled file holds in the wanted form is mapped, like a weight that is taken as stored;
 //! - sizes and types are checked against the declaration before a byte is read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -40,31 +40,103 @@ const SLAB_BYTES: u64 = 32 << 20;
 /// Where a weight may begin in a slab, at least.
 const SLAB_ALIGN: u64 = 256;
 
+/// Where a weight comes to lie.
+enum Place {
+    /// In an allocation of its own.
+    Alone,
+    /// At the beginning of a new slab.
+    Begins,
+    /// At this offset of the slab that is being filled.
+    At(u64),
+}
+
+/// How full the slab is that is being filled; none is there at first.
+#[derive(Debug, Default)]
+struct Filling {
+    used: Option<u64>,
+}
+
+impl Filling {
+    fn place(&mut self, device: &Device, bytes: u64) -> Place {
+        if bytes > SLAB_BYTES {
+            return Place::Alone;
+        }
+        let alignment = SLAB_ALIGN.max(device.caps().buffer_alignment);
+        let first = self.used.map(|used| used.next_multiple_of(alignment)).filter(|first| first + bytes <= SLAB_BYTES);
+        self.used = Some(first.unwrap_or(0) + bytes);
+        first.map_or(Place::Begins, Place::At)
+    }
+}
+
 /// The slab that is being filled; full ones live on in their slices.
 #[derive(Debug, Default)]
 struct Slab {
     buffer: Option<Buffer>,
-    used: u64,
+    filling: Filling,
 }
 
 impl Slab {
     /// So many bytes of device memory, in the slab or, if larger, of their own.
     fn take(&mut self, device: &Device, bytes: u64) -> Result<Slice, RuntimeError> {
         let new = |bytes| device.alloc(&BufferDesc::new(bytes, QHAL_USAGE_WEIGHT, Scope::Persistent, "packed weights"));
-        if bytes > SLAB_BYTES {
-            return Ok(new(bytes)?.whole());
+        match (self.filling.place(device, bytes), &self.buffer) {
+            (Place::At(first), Some(buffer)) => Ok(buffer.slice(first, bytes)?),
+            (Place::Alone, _) => Ok(new(bytes)?.whole()),
+            (Place::Begins | Place::At(_), _) => Ok(self.buffer.insert(new(SLAB_BYTES)?).slice(0, bytes)?),
         }
-        let first = self.used.next_multiple_of(SLAB_ALIGN.max(device.caps().buffer_alignment));
-        if let Some(buffer) = self.buffer.as_ref().filter(|buffer| first + bytes <= buffer.size()) {
-            let slice = buffer.slice(first, bytes)?;
-            self.used = first + bytes;
-            return Ok(slice);
-        }
-        let buffer = new(SLAB_BYTES)?;
-        let slice = buffer.slice(0, bytes)?;
-        *self = Self { buffer: Some(buffer), used: bytes };
-        Ok(slice)
     }
+}
+
+/// What weights would take on a device, by the rules by which a store takes it.
+#[derive(Debug, Default)]
+pub(crate) struct Footprint {
+    seen: HashSet<(WeightKey, Option<u32>)>,
+    filling: Filling,
+    bytes: u64,
+}
+
+impl Footprint {
+    /// Adds a weight as input `input` of a plan wants it, if it is not there in that form.
+    ///
+    /// # Errors
+    /// If there is no such weight.
+    pub(crate) fn add(
+        &mut self,
+        store: &WeightStore,
+        device: &Device,
+        key: WeightKey,
+        (plan, input): (&Plan, usize),
+    ) -> Result<(), RuntimeError> {
+        let form = packed_form(plan, input);
+        if !self.seen.insert((key, form.map(|(_, layout)| layout))) {
+            return Ok(());
+        }
+        let bytes = match form {
+            Some((bytes, _)) => bytes,
+            None => {
+                let (decl, source) = store.source(key)?;
+                store.wanted_bytes(decl, source)?
+            }
+        };
+        let taken = match self.filling.place(device, bytes) {
+            Place::Alone => bytes,
+            Place::Begins => SLAB_BYTES,
+            Place::At(_) => 0,
+        };
+        self.bytes = self.bytes.saturating_add(taken);
+        Ok(())
+    }
+
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Bytes and identity of the packed form that a plan wants of an input; none if it takes it as it is stored.
+fn packed_form(plan: &Plan, input: usize) -> Option<(u64, u32)> {
+    let info = plan.info();
+    let form = info.packed_bytes.get(input).copied().zip(info.packed_layout.get(input).copied());
+    form.filter(|(bytes, _)| *bytes > 0)
 }
 
 /// A weight as it is declared.
@@ -175,11 +247,7 @@ impl WeightStore {
         plan: &Plan,
         input: usize,
     ) -> Result<Slice, RuntimeError> {
-        let info = plan.info();
-        let (bytes, layout) = match (info.packed_bytes.get(input), info.packed_layout.get(input)) {
-            (Some(bytes), Some(layout)) if *bytes > 0 => (*bytes, *layout),
-            _ => return self.stored(device, stream, key),
-        };
+        let Some((bytes, layout)) = packed_form(plan, input) else { return self.stored(device, stream, key) };
         if let Some(slice) = self.packed.get(&(key, layout)) {
             return Ok(slice.clone());
         }

@@ -11,6 +11,8 @@ use qwen_engine::{
     ClientKey, Constraint, Epoch, FinishReason, Fleet, FleetOutputs, Logprobs, Output, Pooling, Request,
     SamplingParams, SubmitError,
 };
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::Server;
 use crate::answer::{AnswerParser, ParserOptions, Piece, Whole};
@@ -484,11 +486,22 @@ pub(crate) fn finish_name(finish: &FinishReason, has_calls: bool) -> &'static st
     }
 }
 
-/// What ended the answer besides its natural end: a stop text, or the id of a stop token.
-pub(crate) fn stop_reason(finish: &FinishReason) -> serde_json::Value {
-    match finish {
-        FinishReason::StopText(text) => text.as_str().into(),
-        FinishReason::StopToken(id) => (*id).into(),
-        _ => serde_json::Value::Null,
+/// What ended the answer besides its natural end.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum StopReason {
+    /// A stop text.
+    Text(String),
+    /// The id of a stop token.
+    Token(u32),
+}
+
+impl StopReason {
+    pub(crate) fn of(finish: &FinishReason) -> Option<Self> {
+        match finish {
+            FinishReason::StopText(text) => Some(Self::Text(text.clone())),
+            FinishReason::StopToken(id) => Some(Self::Token(*id)),
+            _ => None,
+        }
     }
 }

@@ -16,11 +16,15 @@
 //! | `flip` | after every so many launches one bit of a result is another, and nobody is told |
 //! | `slow_link` | the links to host and peers are so many times slower |
 
+use std::ops::RangeInclusive;
+
 use qwen_hal_abi::{qhal_kv, qhal_str};
 use qwen_hal_plugin::Failure;
 
 /// Environment variable with settings, `key=value` with commas between them.
 pub(crate) const VARIABLE: &str = "QWEN_SIM";
+/// Most devices of each chip: of all sheets together a host believes some thousands.
+const MAX_DEVICES: u64 = 256;
 /// What no device has settings of its own for.
 const MACHINE: [&str; 3] = ["devices", "sockets", "switches"];
 
@@ -120,20 +124,26 @@ impl Settings {
         let number: u64 = value
             .parse()
             .map_err(|_| Failure::invalid(format!("{VARIABLE}: {key}: expected a whole number, found {value:?}")))?;
+        let within = |range: RangeInclusive<u64>| {
+            let (least, most) = (range.start(), range.end());
+            let expected = if *most == u64::MAX { format!("{least} or more") } else { format!("{least} to {most}") };
+            let wrong = || Failure::invalid(format!("{VARIABLE}: {key}: expected {expected}, found {number}"));
+            range.contains(&number).then_some(number).ok_or_else(wrong)
+        };
         match key {
             "seed" => self.seed = number,
-            "devices" => self.devices = number.clamp(1, 1024),
-            "sockets" => self.sockets = number.min(16),
-            "switches" => self.switches = number.clamp(1, 15),
-            "delay_us" => self.delay_us = number.min(1_000_000),
+            "devices" => self.devices = within(1..=MAX_DEVICES)?,
+            "sockets" => self.sockets = within(0..=16)?,
+            "switches" => self.switches = within(1..=15)?,
+            "delay_us" => self.delay_us = within(0..=1_000_000)?,
             "memory" => self.memory = Some(number),
             "oom" => self.oom = Some(number),
             "hang" => self.hang = Some(number),
-            "watchdog_ms" => self.watchdog_ms = number.min(3_600_000),
+            "watchdog_ms" => self.watchdog_ms = within(0..=3_600_000)?,
             "lost" => self.lost = Some(number),
             "nan" => self.nan = Some(number),
-            "flip" => self.flip = Some(number.max(1)),
-            "slow_link" => self.slow_link = number.max(1),
+            "flip" => self.flip = Some(within(1..=u64::MAX)?),
+            "slow_link" => self.slow_link = within(1..=u64::MAX)?,
             other => {
                 return Err(Failure::invalid(format!(
                     "{VARIABLE}: expected seed, devices, sockets, switches, delay_us, memory, oom, hang, watchdog_ms, lost, nan, \
@@ -186,9 +196,18 @@ mod tests {
         let mut settings = Settings::default();
         settings.set("oom", "3").unwrap();
         assert_eq!(settings.oom, Some(3));
-        for (key, value, part) in [("oom", "x", "a whole number"), ("magic", "1", "found \"magic\"")] {
-            assert!(settings.set(key, value).unwrap_err().message.contains(part));
+        for (key, value, part) in [
+            ("oom", "x", "a whole number"),
+            ("magic", "1", "found \"magic\""),
+            ("devices", "0", "devices: expected 1 to 256, found 0"),
+            ("devices", "999999999", "expected 1 to 256"),
+            ("slow_link", "0", "expected 1 or more, found 0"),
+            ("watchdog_ms", "18446744073709551615", "expected 0 to 3600000"),
+        ] {
+            let message = settings.set(key, value).unwrap_err().message;
+            assert!(message.contains(part), "{message}");
         }
+        assert_eq!(settings, Settings { oom: Some(3), ..Settings::default() });
     }
 
     #[test]

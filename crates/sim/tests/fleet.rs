@@ -16,6 +16,7 @@ use qwen_engine::{
     SubmitError, Topology, Trust,
 };
 use qwen_hal::Device;
+use qwen_hal::abi::QHAL_HEALTH_UNRESPONSIVE;
 
 type Options = Vec<(&'static str, String)>;
 
@@ -142,6 +143,20 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(start.elapsed() < Duration::from_secs(300), "{what} did not happen");
         std::thread::yield_now();
     }
+}
+
+/// The end of a server must not wait for a device that does not come back.
+#[test]
+fn what_is_cancelled_ends_on_a_device_that_hangs() {
+    let hangs = vec![("hang", "1500".into()), ("watchdog_ms", "3600000".into())];
+    let fleet = Fleet::start(vec![chip(CHIP, 0, hangs, 0.0)], options()).unwrap();
+    let sampling = SamplingParams { max_tokens: 100, ignore_eos: true, ..SamplingParams::default() };
+    let mut waiting = fleet.submit_from(Request::new((1..9).collect(), sampling), Place::default()).unwrap();
+    let state = || fleet.instances()[0].health.as_ref().map(|health| health.state);
+    until("a hang", || state() == Some(QHAL_HEALTH_UNRESPONSIVE));
+    fleet.cancel_all();
+    let last = std::iter::from_fn(|| waiting.blocking_recv()).last().unwrap();
+    assert_eq!(last.finish, Some(FinishReason::Cancelled));
 }
 
 proptest! {

@@ -107,6 +107,18 @@ fn what_cannot_be_is_refused() {
     assert!(mixed.contains("is of another type"), "{mixed}");
 }
 
+#[test]
+fn a_hang_names_the_rank_that_hung() {
+    // The others only see that it does not come, or has left.
+    let hung = [("hang", "30"), ("watchdog_ms", "50"), ("delay_us", "0")];
+    let mut engine = load("models/qwen2", group(0, 2, &hung), &exact()).unwrap();
+    let tokens: Vec<u32> = (1..20).collect();
+    let error = std::iter::repeat_with(|| engine.logits(&tokens, false, &mut |_| {})).take(50).find_map(Result::err);
+    let error = error.unwrap().to_string();
+    assert!(error.starts_with("sim:ascend910b3:1, rank 1 of 2: "), "{error}");
+    assert!(error.contains("did not end in 50 ms"), "{error}");
+}
+
 /// A group whose second member is opened with these settings the first time, and without faults afterwards.
 fn instance(first: usize, faults: Option<(&'static str, String)>) -> Instance {
     let name = format!("sim:{GROUP_CHIP}:{},{}", 2 * first, 2 * first + 1);

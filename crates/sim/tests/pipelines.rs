@@ -212,7 +212,19 @@ fn what_cannot_be_is_refused() {
     assert!(mixed.contains("sim:mlu370:0 is of another type than sim:ascend910b3:0"), "{mixed}");
     // The first stage has room for its layers, the second has not.
     let small = refused("models/qwen2", group(2, 1, &[("memory", "65536")]));
-    assert!(small.contains("on sim:ascend910b3:1 needs"), "{small}");
+    let told = "sim:ascend910b3:1, stage 1 of 2: no room for layer 1: ";
+    assert!(small.starts_with(told) && small.contains("but 64.0 KiB is available"), "{small}");
+    // Its cache has, its weights have not; nothing was taken of the first, which has room for both.
+    let plugin = common::plugin();
+    let roomy = open(&plugin, GROUP_CHIP, 0, &[("oom", "1")]);
+    let tight = open(&plugin, GROUP_CHIP, 1, &[("memory", "33554432")]);
+    let tight = refused("models/qwen2", Placement::from(roomy).with_peers(vec![tight]).with_stages(2));
+    assert!(tight.contains("stage 1 of 2: no room for layer 1: ") && tight.contains("32.0 MiB for weights"), "{tight}");
+    // As a device alone, and a rank.
+    let alone = refused("models/qwen2", open(&plugin, GROUP_CHIP, 0, &[("memory", "65536")]).into());
+    assert!(alone.starts_with("no room for layers 0 to 1: "), "{alone}");
+    let rank = refused("models/qwen2", group(1, 2, &[("memory", "65536")]));
+    assert!(rank.starts_with("sim:ascend910b3:1, rank 1 of 2: no room for a part in 2 of layers 0 to 1: "), "{rank}");
 }
 
 #[test]

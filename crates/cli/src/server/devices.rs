@@ -3,7 +3,7 @@
 //! All devices share one host and one loaded plugin of a kind, so that their kernels on the host take turns on one pool of
 //! threads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -71,16 +71,13 @@ pub(super) fn instances(
     topology: &Topology,
 ) -> Result<(Vec<Instance>, Rates), CliError> {
     let placer = Arc::new(Placer::new(arguments, model::file_bytes(&common.path))?);
-    let (mut instances, mut sources) = (Vec::new(), Rates::new());
+    let (mut instances, mut sources, mut known) = (Vec::new(), Rates::new(), HashSet::new());
     for group in arguments.groups()? {
         let devices = placer.open_group(&group)?;
         let Some(device) = devices.first() else { continue };
         let is_auto = group.only().is_some_and(|name| name.plugin == plugins::AUTO);
         let shown = if is_auto { device.label() } else { group.to_string() };
-        if sources.contains_key(&shown) {
-            let found = format!("{shown} twice");
-            return Err(CliError::input("--device", "different devices", found, "name each device once"));
-        }
+        devices.iter().try_for_each(|device| plugins::is_new(device, &mut known))?;
         let (rates, source) = rates(device);
         tracing::info!(device = shown, rates = source, "rates that load is compared with");
         sources.insert(shown.clone(), Known { rates: source, members: group.members() });

@@ -137,6 +137,10 @@ fn what_cannot_be_is_refused_in_words() {
         assert!(told.starts_with("exit 1\n") && told.contains(part), "{told}");
     }
     assert!(generate("sim:0:0").starts_with("exit 2\n"));
+    // A device by two of its names.
+    let twice = ["--device", "sim:ascend910b:0+sim:ascend910b3:0", "--pipeline-parallel-size", "2"];
+    let told = transcript(&mut with(qwen(), &folder, &[&GENERATE[..7], &twice].concat()));
+    assert!(told.starts_with("exit 1\n") && told.contains("found sim:ascend910b3:0 twice; name each"), "{told}");
 }
 
 const GROUP: [&str; 4] = ["--device", "sim:ascend910b:0,1", "--tensor-parallel-size", "2"];
@@ -227,7 +231,7 @@ fn a_group_is_explained_and_what_it_cannot_do_is_refused() {
     let arguments = ["generate", "--model", "models/qwen2", "--prompt", "a", "--dump-ir", "after:shard"];
     let stages = with(qwen(), &folder, &[&["devices", "explain", "--model", "models/qwen2"], &STAGES[..]].concat());
     let told = stdout(&mut { stages });
-    assert!(told.contains("stage 1  sim:ascend910b:1, layers 1 to 1, "), "{told}");
+    assert!(told.contains("stage 1  sim:ascend910b:1, layer 1, "), "{told}");
     let arguments_of_stages = [&["devices", "explain", "--model", "models/qwen2", "--json"], &STAGES[..]].concat();
     let answer = json(&mut with(qwen(), &folder, &arguments_of_stages));
     assert_eq!(answer["stages"][1]["devices"], serde_json::json!(["sim:ascend910b:1"]));

@@ -22,6 +22,7 @@ fn huge_and_broken_values() {
     let nested = |n: usize| format!("{{\"messages\":{}1{}}}", "[".repeat(n), "]".repeat(n));
     let many_messages: Vec<Value> = (0..20_000).map(|_| json!({ "role": "user", "content": "" })).collect();
     let biased: serde_json::Map<String, Value> = (0..5000).map(|i| (i.to_string(), json!(1))).collect();
+    let unknown: serde_json::Map<String, Value> = (0..100_000).map(|i| (format!("x{i}"), json!(i))).collect();
     let bodies: Vec<(&str, String, u16)> = vec![
         ("max_tokens", with(json!({ "max_tokens": u64::MAX })), 400),
         (
@@ -41,6 +42,8 @@ fn huge_and_broken_values() {
         ("deep JSON", nested(100_000), 400),
         ("unclosed JSON", "[".repeat(1_000_000), 400),
         ("many messages", with(json!({ "messages": many_messages })), 400),
+        ("unknown parameters", with(json!(unknown)), 400),
+        ("unknown entries of a message", with(json!({ "messages": [unknown] })), 400),
         ("path traversal", with(json!({ "model": "../../../../etc/passwd" })), 404),
         ("header injection", with(json!({ "model": "a\r\nSet-Cookie: x=1" })), 404),
         (

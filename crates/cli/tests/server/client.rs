@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::contract;
+
 /// Name that the fixture is served by.
 pub(crate) const MODEL: &str = "tiny";
 
@@ -130,8 +132,11 @@ impl Server {
         read_reply(&mut stream)
     }
 
+    /// Sends a request; its response must be as the OpenAPI document says.
     pub(crate) fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Reply {
-        self.raw(self.text(method, path, headers, body).as_bytes())
+        let reply = self.raw(self.text(method, path, headers, body).as_bytes());
+        contract::check(method, path, &reply);
+        reply
     }
 
     /// The text of a request.

@@ -6,6 +6,7 @@ mod attacks;
 mod chat;
 mod client;
 mod completions;
+mod contract;
 mod devices;
 mod embeddings;
 mod operations;

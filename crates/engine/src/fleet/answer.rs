@@ -2,8 +2,10 @@
 //!
 //! In: the channel of an engine. Out: its outputs as they are. When the engine's device fails, or is found wrong, or its engine
 //! is taken away, the end that says so is kept back: the request goes to another device together with the tokens that were
-//! handed out ([`Request::resume`]), and what comes from there follows. If no device is usable now, it waits for one.
+//! handed out ([`Request::resume`]), and what comes from there follows. If no device is usable now, it waits for one. When all work is
+//! cancelled it ends, whether or not its device still makes steps.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -81,7 +83,10 @@ impl FleetOutputs {
                 }
                 continue;
             };
-            let (seat, output) = (*seat, outputs.recv().await);
+            let seat = *seat;
+            let Some(output) = or_end(outputs.recv(), self.fleet.cancelled_since(self.epoch)).await else {
+                return Some(self.end(Output::end(RequestId(0), FinishReason::Cancelled)));
+            };
             let Some((event, reason)) = trouble(output.as_ref()) else {
                 let output = output?;
                 return Some(if output.finish.is_some() { self.end(output) } else { self.pass(output) });
@@ -196,6 +201,16 @@ impl FleetOutputs {
             );
         }
     }
+}
+
+/// What a future gives; none if `end` comes before.
+async fn or_end<T>(next: impl Future<Output = T>, end: impl Future<Output = ()>) -> Option<T> {
+    let (mut next, mut end) = (pin!(next), pin!(end));
+    poll_fn(|context| match next.as_mut().poll(context) {
+        Poll::Ready(value) => Poll::Ready(Some(value)),
+        Poll::Pending => end.as_mut().poll(context).map(|()| None),
+    })
+    .await
 }
 
 /// Whether an output means that another device should go on, and why.

@@ -211,6 +211,12 @@ impl Shared {
         Epoch(self.cancelled.load(Ordering::Acquire))
     }
 
+    /// Comes when all work of an epoch is cancelled.
+    async fn cancelled_since(&self, epoch: Epoch) {
+        let mut changes = self.changes.subscribe();
+        while self.epoch() == epoch && changes.changed().await.is_ok() {}
+    }
+
     fn tell(&self, message: Message) {
         // A supervisor that is gone ends with the fleet.
         let _ = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).send(message);

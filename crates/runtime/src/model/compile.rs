@@ -19,7 +19,8 @@ use qwen_ir::{Graph, MlaForm};
 
 use super::{Model, ModelOptions, has_latent_attention};
 use crate::RuntimeError;
-use crate::executor::weights_of;
+use crate::describe::weights_of;
+use crate::executor::plans_of;
 use crate::placement::MAIN;
 use crate::weights::WeightKey;
 
@@ -166,9 +167,13 @@ impl Model {
             for form in latent_forms {
                 (self.options.policy, self.options.mla_form) = (policy, *form);
                 self.phase_matters = latent && form.is_none();
-                for (phase, _, compiled) in self.programs()? {
-                    let visit = &mut |key, plan: &Arc<Plan>, input| wanted.add(key, plan, input);
-                    weights_of(&compiled.program, phase, &compiled.graph.states, self.device(), visit)?;
+                for step in self.programs()? {
+                    let all: Vec<usize> = (0..step.2.program.instructions.len()).collect();
+                    // Tables of rows are kept as stored, for a device that has no product with them.
+                    plans_of(&step, self.device(), &all, &[], &mut |instruction, plan| {
+                        weights_of(instruction).for_each(|(key, input)| wanted.add(key, plan, input));
+                        Ok(())
+                    })?;
                 }
             }
         }

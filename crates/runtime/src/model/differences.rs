@@ -149,7 +149,7 @@ impl Pair {
         let kv_dtype = states.first().map_or(DType::F32, |state| state.dtype);
         let limit = model.kv_pool.limit();
         for side in [MAIN, FALLBACK] {
-            model.check_memory(0, side, kv_dtype, &|_, _| true)?;
+            model.check_cache(0, side, kv_dtype, &|_, _| true)?;
             let on = &mut model.ranks[0].sides[side];
             on.kv = KvMemory::reserve(&on.device, &model.graph, kv_dtype, model.block_size, limit, &|_, _| true)?;
         }

@@ -175,17 +175,20 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The failure that the others follow from: not that somebody else did not come. There is one at least.
+/// The failure that the others follow from. There is one at least.
 fn first_cause(mut failed: Vec<OfRank>) -> OfRank {
-    let follows = |error: &RuntimeError| {
-        let call = match error {
-            RuntimeError::Hal(error) => error.call_error(),
-            RuntimeError::Launch { source, .. } => source.call_error(),
-            _ => None,
-        };
-        call.is_some_and(|call| [QHAL_ABORTED, QHAL_DEADLINE_EXCEEDED].contains(&call.code))
+    let call = |error: &RuntimeError| match error {
+        RuntimeError::Hal(error) => error.call_error().map(|call| call.code),
+        RuntimeError::Launch { source, .. } => source.call_error().map(|call| call.code),
+        _ => None,
     };
-    let at = failed.iter().position(|(_, (_, error))| !follows(error)).unwrap_or(0);
+    // That somebody else has left or did not come follows from something; a time that ran out may be what it follows from.
+    let follows = |(_, (_, error)): &OfRank| match call(error) {
+        Some(QHAL_ABORTED) => 2,
+        Some(QHAL_DEADLINE_EXCEEDED) => 1,
+        _ => 0,
+    };
+    let at = failed.iter().enumerate().min_by_key(|(_, failed)| follows(failed)).map_or(0, |(at, _)| at);
     failed.swap_remove(at)
 }
 

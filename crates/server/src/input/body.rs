@@ -1,18 +1,19 @@
 //! A request's body: bytes of a stranger to typed data, with every size bounded before it costs anything.
 //!
 //! In: the body as it arrives. Out: [`Body`], or an error that names the parameter. Bounds: bytes, time to arrive, depth of
-//! nesting (checked on the bytes, before they are parsed), number of values.
+//! nesting, number of values and of names (checked on the bytes, before they are parsed).
 
+use std::fmt;
 use std::sync::Arc;
 
 use axum::extract::{FromRequest, Request};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::parameters::{Parameters, check};
+use super::parameters::{MOST_SHOWN, Parameters, check};
 use crate::Server;
 use crate::error::{ApiError, Kind};
 use crate::work::apart;
@@ -22,6 +23,12 @@ pub const MAX_DEPTH: usize = 64;
 /// Most values (commas and colons, counted outside of texts): a value takes some 32 bytes and more as data, and up to 0.3
 /// microseconds to read. Lists of token ids come to 256 prompts of 2,000.
 pub const MAX_VALUES: usize = 1 << 19;
+/// Most names over all objects: one costs some ten times what a value does. Conversations have two to four a message.
+pub const MAX_NAMES: usize = 1 << 17;
+/// Most entries of one object. The largest that anybody has a use for is `logit_bias`, of 4,096.
+pub const MAX_ENTRIES: u32 = 1 << 13;
+/// Names of an object with too many entries that its error tells.
+const NAMES_TOLD: usize = 3;
 
 /// A parsed body and the names of parameters that nobody knows.
 #[derive(Debug)]
@@ -141,8 +148,18 @@ fn is_json_type(value: &str) -> bool {
 /// # Errors
 /// If it is no JSON, or over a bound.
 pub fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
-    let (mut depth, mut values, mut in_text, mut escaped) = (0usize, 0usize, false, false);
-    for byte in bytes {
+    within_bounds(bytes)?;
+    serde_json::from_slice(bytes)
+        .map_err(|error| ApiError::new(Kind::Invalid, format!("the body is no valid JSON: {error}")))
+}
+
+/// Looks at the bytes alone, so that what is refused has cost nothing but that.
+fn within_bounds(bytes: &[u8]) -> Result<(), ApiError> {
+    let too_large = |message: String| Err(ApiError::new(Kind::Invalid, message).code("json_too_large"));
+    let (mut values, mut names, mut in_text, mut escaped) = (0, 0, false, false);
+    // Where each bracket that is open stands, and the names directly in it.
+    let mut open: Vec<(usize, u32)> = Vec::with_capacity(MAX_DEPTH);
+    for (at, byte) in bytes.iter().enumerate() {
         if in_text {
             match byte {
                 _ if escaped => escaped = false,
@@ -154,22 +171,62 @@ pub fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
         }
         match byte {
             b'"' => in_text = true,
-            b'[' | b'{' => depth += 1,
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            b',' | b':' => values += 1,
+            b'[' | b'{' if open.len() == MAX_DEPTH => {
+                let message = format!("the JSON is nested deeper than {MAX_DEPTH} levels; flatten it");
+                return Err(ApiError::new(Kind::Invalid, message).code("json_too_deep"));
+            }
+            b'[' | b'{' => open.push((at, 0)),
+            b']' | b'}' => {
+                open.pop();
+            }
+            b',' => values += 1,
+            b':' => {
+                (values, names) = (values + 1, names + 1);
+                if let Some((begin, entries)) = open.last_mut() {
+                    *entries += 1;
+                    if *entries > MAX_ENTRIES {
+                        let some = first_names(bytes.get(*begin..).unwrap_or_default()).join(", ");
+                        return too_large(format!(
+                            "the JSON has an object of more than {MAX_ENTRIES} entries ({some}, …); send less"
+                        ));
+                    }
+                }
+            }
             _ => {}
         }
-        if depth > MAX_DEPTH {
-            let message = format!("the JSON is nested deeper than {MAX_DEPTH} levels; flatten it");
-            return Err(ApiError::new(Kind::Invalid, message).code("json_too_deep"));
-        }
         if values > MAX_VALUES {
-            let message = format!("the JSON has more than {MAX_VALUES} values; send less");
-            return Err(ApiError::new(Kind::Invalid, message).code("json_too_large"));
+            return too_large(format!("the JSON has more than {MAX_VALUES} values; send less"));
+        }
+        if names > MAX_NAMES {
+            return too_large(format!("the JSON has more than {MAX_NAMES} names of entries; send less"));
         }
     }
-    serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::new(Kind::Invalid, format!("the body is no valid JSON: {error}")))
+    Ok(())
+}
+
+/// The first names of the object that these bytes begin with, each as far as it can be told.
+fn first_names(bytes: &[u8]) -> Vec<String> {
+    struct Names<'a>(&'a mut Vec<String>);
+    impl<'de> Visitor<'de> for Names<'_> {
+        type Value = ();
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
+            while self.0.len() < NAMES_TOLD
+                && let Some((name, IgnoredAny)) = entries.next_entry::<String, IgnoredAny>()?
+            {
+                self.0.push(name.chars().take(MOST_SHOWN).collect());
+            }
+            Ok(())
+        }
+    }
+    let mut names = Vec::new();
+    // The rest of the object is not read, which is an error to the reader and none here.
+    let _ = serde_json::Deserializer::from_slice(bytes).deserialize_map(Names(&mut names));
+    names
 }
 
 /// One or several of something, as many parameters allow.
@@ -205,6 +262,32 @@ mod tests {
         assert_eq!(parse(open.as_bytes()).unwrap_err().code, Some("json_too_deep"));
         // Brackets within texts are no nesting.
         assert!(parse(format!("[\"\\\"{}\"]", "[".repeat(1000)).as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn names_are_bounded_before_parsing() {
+        let object = |n: u32| (0..n).map(|i| format!("\"x{i}\":{i}")).collect::<Vec<_>>().join(",");
+        let right = format!("{{\"a\":[{{{}}}]}}", object(MAX_ENTRIES));
+        assert!(parse(right.as_bytes()).is_ok());
+        for wrong in [
+            format!("{{{}}}", object(MAX_ENTRIES + 1)),
+            format!("{{\"a\":[1,{{{}}}]}}", object(MAX_ENTRIES + 1)),
+            // It need not be JSON to its end.
+            format!("{{{}", object(MAX_ENTRIES + 1)),
+        ] {
+            let error = parse(wrong.as_bytes()).unwrap_err();
+            assert_eq!(error.code, Some("json_too_large"));
+            assert!(error.message.contains("more than 8192 entries (x0, x1, x2, …)"), "{}", error.message);
+        }
+        let long = format!("{{\"{}\":1,{}}}", "y".repeat(100_000), object(MAX_ENTRIES));
+        assert!(parse(long.as_bytes()).unwrap_err().message.len() < 300);
+        // Many in each of many objects.
+        let many = vec![format!("{{{}}}", object(1024)); 129].join(",");
+        assert!(parse(format!("[{many}]").as_bytes()).unwrap_err().message.contains("more than 131072 names"));
+        // What is no object at all is told as that.
+        for text in ["a:", &":".repeat(20_000), &format!("[{}]", object(MAX_ENTRIES + 1))] {
+            assert_eq!(parse(text.as_bytes()).unwrap_err().kind, Kind::Invalid);
+        }
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub trait Parameters {
 /// Longest list of unknown names that is told: a response must not grow with what a client sends.
 const MOST_UNKNOWN: usize = 16;
 /// Most characters of an unknown name that are told.
-const MOST_SHOWN: usize = 120;
+pub(super) const MOST_SHOWN: usize = 120;
 
 /// Takes out what asks for nothing and what is unknown, refuses what must be refused, and returns the names that are unknown.
 ///

@@ -16,7 +16,7 @@ use super::{new_id, now};
 use crate::answer::{Force, ParserOptions, Thinking, forced_calls, free_calls};
 use crate::error::{ApiError, ErrorBody};
 use crate::gate::RequestId;
-use crate::generation::{Answer, Job, collect, finish_name, start, stop_reason};
+use crate::generation::{Answer, Job, StopReason, collect, finish_name, start};
 use crate::input::body::Body;
 use crate::input::parameters::{Handling, Parameters, Row, check_object};
 use crate::input::sampling::{MAX_TOP_LOGPROBS, OTHERS, SAMPLING, SamplingFields, max_tokens};
@@ -248,7 +248,7 @@ pub(crate) struct ChatResponse {
     system_fingerprint: Option<String>,
     /// If asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Vec<Object>>)]
+    #[schema(value_type = Option<Vec<Option<Object>>>)]
     prompt_logprobs: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<u32>>,
@@ -263,8 +263,7 @@ pub(crate) struct ChatChoice {
     /// `stop`, `length` or `tool_calls`.
     finish_reason: &'static str,
     /// The stop text or stop token that ended the answer.
-    #[schema(value_type = Option<Object>)]
-    stop_reason: Value,
+    stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
 }
@@ -623,7 +622,7 @@ fn whole_choice(
         },
         logprobs,
         finish_reason: finish_name(&finish, has_calls),
-        stop_reason: stop_reason(&finish),
+        stop_reason: StopReason::of(&finish),
         token_ids,
     }
 }

@@ -11,7 +11,7 @@ use super::usage::{StreamOptions, Usage};
 use super::{new_id, now};
 use crate::answer::Piece;
 use crate::error::ApiError;
-use crate::generation::{Event, Tokens, finish_name, stop_reason};
+use crate::generation::{Event, StopReason, Tokens, finish_name};
 use crate::sse::{Dialect, Frames};
 
 #[derive(Debug, Default)]
@@ -53,8 +53,8 @@ struct ChunkChoice {
     delta: Value,
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
-    #[serde(skip_serializing_if = "Value::is_null")]
-    stop_reason: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<StopReason>,
 }
 
 impl ChatStream {
@@ -121,7 +121,7 @@ impl Dialect for ChatStream {
             delta,
             logprobs,
             finish_reason: None,
-            stop_reason: Value::Null,
+            stop_reason: None,
         };
         // The role comes with the first token, not before: clients take the first chunk for its time.
         let speaks = !event.pieces.is_empty() || event.finish.is_some();
@@ -138,7 +138,7 @@ impl Dialect for ChatStream {
             let logprobs = self.choices[at].logprobs.take();
             let last = ChunkChoice {
                 finish_reason: Some(finish_name(finish, self.choices[at].has_calls)),
-                stop_reason: stop_reason(finish),
+                stop_reason: StopReason::of(finish),
                 ..chunk(Value::Object(Map::new()), logprobs)
             };
             self.send(vec![last], usage, out);

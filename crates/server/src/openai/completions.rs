@@ -18,7 +18,7 @@ use super::{new_id, now};
 use crate::answer::ParserOptions;
 use crate::error::{ApiError, ErrorBody};
 use crate::gate::RequestId;
-use crate::generation::{Answer, Event, Job, Tokens, collect, start, stop_reason};
+use crate::generation::{Answer, Event, Job, StopReason, Tokens, collect, start};
 use crate::input::body::Body;
 use crate::input::parameters::{Handling, Parameters, Row};
 use crate::input::sampling::{MAX_TOP_LOGPROBS, OTHERS, SAMPLING, SamplingFields, max_tokens};
@@ -148,11 +148,10 @@ pub(crate) struct CompletionChoice {
     /// `stop` or `length`; null in chunks but the last.
     finish_reason: Option<&'static str>,
     /// The stop text or stop token that ended the answer.
-    #[schema(value_type = Option<Object>)]
-    stop_reason: Value,
+    stop_reason: Option<StopReason>,
     /// If asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Vec<Object>>)]
+    #[schema(value_type = Option<Vec<Option<Object>>>)]
     prompt_logprobs: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
@@ -323,7 +322,7 @@ impl Shape {
             text: self.prompt_text(index) + &answer.text,
             logprobs,
             finish_reason: Some(finish.name()),
-            stop_reason: stop_reason(&finish),
+            stop_reason: StopReason::of(&finish),
             prompt_logprobs: prompt.map(|prompt| prompt_logprobs(self.tokenizer(), prompt)),
             token_ids: self.return_token_ids.then(|| answer.tokens.iter().map(|token| token.id).collect()),
         }
@@ -371,7 +370,7 @@ impl Dialect for CompletionStream {
             text,
             logprobs: state.logprobs.take(),
             finish_reason: event.finish.as_ref().map(qwen_engine::FinishReason::name),
-            stop_reason: event.finish.as_ref().map_or(Value::Null, stop_reason),
+            stop_reason: event.finish.as_ref().and_then(StopReason::of),
             prompt_logprobs: None,
             token_ids: self.shape.return_token_ids.then(|| std::mem::take(&mut state.ids)),
         };
