@@ -4,10 +4,8 @@
 //! same error in their own shape from [`anthropic_shape`], whoever raised it.
 
 use axum::Json;
-use axum::extract::Request;
-use axum::http::header::RETRY_AFTER;
+use axum::http::header::{CONTENT_LENGTH, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use qwen_engine::{EngineError, FinishReason, SubmitError};
 use serde::Serialize;
@@ -276,16 +274,12 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Middleware of the Anthropic routes: errors in that protocol's shape.
-pub async fn anthropic_shape(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
-    let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
-    let mut shaped = (error.status(), Json(error.anthropic_body())).into_response();
-    if let Some(seconds) = error.retry_after {
-        shaped.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+/// Puts an error into the Anthropic protocol's shape.
+pub fn anthropic_shape(response: &mut Response) {
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        *response.body_mut() = Json(error.anthropic_body()).into_response().into_body();
+        response.headers_mut().remove(CONTENT_LENGTH);
     }
-    shaped.extensions_mut().insert(error);
-    shaped
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::Server;
-use crate::error::{ApiError, Kind};
+use crate::error::{ApiError, Kind, anthropic_shape};
 use crate::openai::new_id;
 use crate::trace::Trace;
 
@@ -45,6 +45,9 @@ const OPEN: &[&str] = &[
     "/web/{*path}",
 ];
 
+/// Paths of the Anthropic protocol: whoever refuses a request to them does so in its shape.
+const ANTHROPIC: &[&str] = &["/v1/messages", "/v1/messages/count_tokens"];
+
 /// Headers of every response. The page is our own, so it may run nothing but what comes with it.
 const HEADERS: &[(&str, &str)] =
     &[("x-content-type-options", "nosniff"), ("x-frame-options", "DENY"), ("referrer-policy", "no-referrer")];
@@ -67,6 +70,9 @@ pub(crate) async fn pass(State(server): State<Arc<Server>>, mut request: Request
         }
         Err(error) => (error.into_response(), String::new()),
     };
+    if ANTHROPIC.contains(&path.as_str()) {
+        anthropic_shape(&mut response);
+    }
     let status = response.status().as_u16();
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {

@@ -10,7 +10,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use utoipa_swagger_ui::SwaggerUi;
 
-use crate::error::{ApiError, Kind, anthropic_shape};
+use crate::error::{ApiError, Kind};
 use crate::{Server, anthropic, assets, gate, openai, openapi, ops, responses};
 
 /// All routes with what is around them.
@@ -26,8 +26,7 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
         .route("/detokenize", post(openai::tokenize::detokenize));
     let anthropic = Router::new()
         .route("/v1/messages", post(anthropic::messages))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .layer(middleware::from_fn(anthropic_shape));
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens));
     let operations = Router::new()
         .route("/livez", get(ops::health::live))
         .route("/health/live", get(ops::health::live))

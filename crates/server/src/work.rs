@@ -33,11 +33,14 @@ pub(crate) async fn apart<T: Send + 'static>(
     let (sender, result) = oneshot::channel();
     // A thread of its own: what gives way once can't take that back.
     let thread = std::thread::Builder::new().name("large".into()).spawn(move || {
-        // Held to the end, also if nobody waits for the result any more.
-        let _place = place;
-        work_in_background();
+        let done = {
+            // Held to the end of the work, also if nobody waits for the result any more; free before somebody sees the result.
+            let _place = place;
+            work_in_background();
+            work()
+        };
         // Fails if the client is gone.
-        let _ = sender.send(work());
+        let _ = sender.send(done);
     });
     thread.map_err(|error| {
         tracing::error!(%error, "no thread for large work");

@@ -72,6 +72,9 @@ struct Layers {
     devices: Vec<String>,
     first_layer: u32,
     layers: u32,
+    /// The same for people.
+    #[serde(skip)]
+    span: String,
     /// Weights as they are stored, and the cache.
     bytes: u64,
 }
@@ -137,6 +140,7 @@ impl Explain {
             devices: devices.to_vec(),
             first_layer: stage.first_layer,
             layers: stage.layers,
+            span: stage.span(),
             bytes: stage.bytes,
         });
         let stages = if planned.stages.len() > 1 { stages.collect() } else { Vec::new() };
@@ -183,13 +187,8 @@ fn print(answer: &Answer<'_>) -> Result<(), CliError> {
         told = true;
     }
     for (at, stage) in answer.stages.iter().enumerate() {
-        let (devices, last) = (stage.devices.join(", "), stage.first_layer + stage.layers - 1);
-        let size = bytes(stage.bytes);
-        writeln!(
-            out,
-            "{NAME}stage {at}{NAME:#}  {devices}, layers {} to {last}, {size} of weights and cache",
-            stage.first_layer
-        )?;
+        let (devices, span, size) = (stage.devices.join(", "), &stage.span, bytes(stage.bytes));
+        writeln!(out, "{NAME}stage {at}{NAME:#}  {devices}, {span}, {size} of weights and cache")?;
     }
     for step in &answer.steps {
         let (tokens, context) = (grouped(step.size.tokens), grouped(step.size.seq_len));

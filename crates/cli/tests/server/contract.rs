@@ -12,6 +12,10 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| serde_json::to_value(qwen_se
 /// Panics if a reply to an operation of the document is not as it says.
 pub(crate) fn check(method: &str, path: &str, reply: &Reply) {
     let Some(responses) = responses(method, path) else { return };
+    // What is no HTTP to take is refused before there is an operation, by a status alone.
+    if reply.status == 431 && reply.body.is_empty() {
+        return;
+    }
     let class = format!("{}XX", reply.status / 100);
     let documented = [reply.status.to_string(), class].into_iter().find_map(|status| responses.get(status));
     let documented =

@@ -140,8 +140,18 @@ fn keys_are_asked_for_everywhere_but_health() {
     let refused = ask();
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!("rate_limit_exceeded")));
     assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
-    let shaped = server.post("/v1/messages", &json!({}));
-    assert_eq!((shaped.status, &shaped.json()["error"]["type"]), (401, &json!("authentication_error")));
+    // Whoever refuses it: the gate, the router, the handler.
+    for (method, headers, status, kind) in [
+        ("POST", &[][..], 401, "authentication_error"),
+        ("POST", &[("Host", "elsewhere.example")][..], 403, "permission_error"),
+        ("PUT", &[key][..], 405, "invalid_request_error"),
+        ("POST", &[key, ("Content-Type", "text/plain")][..], 415, "invalid_request_error"),
+    ] {
+        let shaped = server.request(method, "/v1/messages", headers, "{}");
+        assert_eq!((shaped.status, &shaped.json()["type"]), (status, &json!("error")), "{method} {headers:?}");
+        assert_eq!(shaped.json()["error"]["type"], kind, "{method} {headers:?}");
+        assert!(shaped.header("x-request-id").is_some());
+    }
 }
 
 #[test]
