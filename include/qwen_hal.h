@@ -318,6 +318,9 @@ typedef struct qhal_comm qhal_comm;
 // begun anew. Absent: never.
 #define QHAL_ATTR_ACCUMULATE_SPAN 31
 
+// i64 0/1: the table is the weight of a product on the device too, so that a plan may want it in that product's packed form.
+#define QHAL_ATTR_TIED 32
+
 // i64: `QHAL_COMPUTE_*` of GEMM segment i is attribute `SEGMENT_COMPUTE + i`.
 #define QHAL_ATTR_SEGMENT_COMPUTE 256
 
