@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{buffer, open, plugin};
 use qwen_hal::abi::ops::{QHAL_DTYPE_F32, QHAL_DTYPE_I8};
 use qwen_hal::abi::{QHAL_ABORTED, QHAL_DEADLINE_EXCEEDED, QHAL_DEVICE_LOST, QHAL_INVALID_ARGUMENT};
-use qwen_hal::{Collective, Communicator, Device, Exchange, HalError, Reduction, Stream, Support};
+use qwen_hal::{Collective, Communicator, Device, Exchange, HalError, LaunchError, Reduction, Stream, Support};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -30,17 +30,20 @@ fn code(error: &HalError) -> i32 {
     error.call_error().unwrap().code
 }
 
-/// What each rank is told of a sum in which all take part.
+/// What each rank is told of a sum in which all take part: when it enqueues its part, if the others have failed by then, or by its stream.
 fn outcomes(devices: &[Device], streams: &[Stream], comm: &Communicator) -> Vec<i32> {
-    for (rank, (device, stream)) in devices.iter().zip(streams).enumerate() {
-        let memory = buffer(device, 4096).whole();
-        // A rank that can be told at once is told by its stream as well.
-        let _ = comm.enqueue(rank, stream, &sum(1024), Some(&memory), Some(&memory));
-    }
-    streams
-        .iter()
-        .map(|stream| stream.wait_for(LIMIT).map_or_else(|error| code(&error), |done| -i32::from(!done)))
-        .collect()
+    let ranks = devices.iter().zip(streams).enumerate();
+    let enqueued: Vec<_> = ranks
+        .map(|(rank, (device, stream))| {
+            let memory = buffer(device, 4096).whole();
+            comm.enqueue(rank, stream, &sum(1024), Some(&memory), Some(&memory))
+        })
+        .collect();
+    let told = |(enqueued, stream): (Result<(), LaunchError>, &Stream)| match enqueued {
+        Ok(()) => stream.wait_for(LIMIT).map_or_else(|error| code(&error), |done| -i32::from(!done)),
+        Err(error) => error.call_error().unwrap().code,
+    };
+    enqueued.into_iter().zip(streams).map(told).collect()
 }
 
 fn ns(comm: &Communicator, collective: &Collective) -> f64 {
