@@ -53,7 +53,7 @@ impl Commands for Cpu {
             stream.check()?;
             let done = caught(|| match command {
                 Command::Launch { plan, args } => entry::compute(*plan, args, stream),
-                Command::Copy(desc) => stream::Copy::of(desc).map(|copy| copy.run()),
+                Command::Copy(desc) => stream::Copy::of(desc).map(|copy| copy.run(&stream.pool)),
             });
             done.map_err(|failure| stream.stick(failure))
         }

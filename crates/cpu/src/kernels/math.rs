@@ -108,18 +108,18 @@ pub fn sin_cos<S: Simd>(s: S, x: S::V) -> ([f32; LANES], [f32; LANES]) {
     let cosine = s.to_array(s.fma(s.mul(p, r2), r2, s.fma(r2, s.splat(-0.5), s.splat(1.0))));
     let (x, n) = (s.to_array(x), s.to_array(n));
     let (mut sines, mut cosines) = ([0.0; LANES], [0.0; LANES]);
+    // Quarter turns by choice and sign bits, without a branch for each lane: neighbouring angles have nothing in common.
     for i in 0..LANES {
-        (sines[i], cosines[i]) = if x[i].abs() <= REDUCIBLE {
-            match n[i] as i32 & 3 {
-                0 => (sine[i], cosine[i]),
-                1 => (cosine[i], -sine[i]),
-                2 => (-sine[i], -cosine[i]),
-                _ => (-cosine[i], sine[i]),
-            }
-        } else {
+        let quarter = n[i] as i32 as u32;
+        let (a, b) = if quarter & 1 == 0 { (sine[i], cosine[i]) } else { (cosine[i], sine[i]) };
+        sines[i] = f32::from_bits(a.to_bits() ^ (quarter & 2) << 30);
+        cosines[i] = f32::from_bits(b.to_bits() ^ (quarter.wrapping_add(1) & 2) << 30);
+    }
+    if x.iter().any(|x| !(x.abs() <= REDUCIBLE)) {
+        for i in (0..LANES).filter(|&i| !(x[i].abs() <= REDUCIBLE)) {
             let (sine, cosine) = f64::from(x[i]).sin_cos();
-            (sine as f32, cosine as f32)
-        };
+            (sines[i], cosines[i]) = (sine as f32, cosine as f32);
+        }
     }
     (sines, cosines)
 }

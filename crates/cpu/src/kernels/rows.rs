@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::parallel::Parallel;
 
-/// Values below which a task isn't worth handing to another thread.
-const TASK_VALUES: usize = 16 * 1024;
+/// Values below which a task isn't worth handing to another thread: a microsecond's work, about what handing over takes.
+pub(crate) const TASK_VALUES: usize = 4 * 1024;
 
 /// Calls `body` with ranges that cover `0..rows`; `row_values` says how much work a row is.
 pub(crate) fn for_rows(parallel: &dyn Parallel, rows: usize, row_values: usize, body: &(dyn Fn(Range<usize>) + Sync)) {

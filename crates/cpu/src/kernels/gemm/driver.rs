@@ -3,8 +3,11 @@
 //! Rows of an expert (or all rows) are cut into blocks whose activations fit the second-level cache; an item of work is a block
 //! times some consecutive panels. Items of a block are consecutive, so each thread reads its weights as one stream.
 
+use std::ops::Range;
+
 use super::activations::{
-    Format, MAX_WIDTH, Seconds, Term, count_groups, find_spikes, round_spikes, round_tile, set_words, tiles,
+    Format, MAX_WIDTH, Seconds, Term, count_groups, find_spikes, padded_rows, round_spikes, round_tile, set_words,
+    tiles,
 };
 use super::bf16;
 use super::epilogue::{self, Store};
@@ -18,6 +21,7 @@ use super::wide::{GROUP, WideGroup};
 use super::workspace::{ALIGN, Cutter, SharedMut, piece_bytes};
 use super::{Compute, Epilogue, Groups, MAX_SEGMENTS, OP, Segment, WeightLayout};
 use crate::kernels::error::{KernelError, same};
+use crate::kernels::simd::finish_streaming;
 use crate::matrix::{Matrix, MatrixMut};
 use crate::parallel::{Parallel, Serial};
 
@@ -27,6 +31,9 @@ const MAX_BLOCK: usize = 16 * MAX_WIDTH;
 const SERIAL_PRODUCTS: usize = 64 << 10;
 /// Activations below which rounding them is left to the calling thread.
 const SERIAL_ROUNDING: usize = 16 << 10;
+/// Most rows with which panels of a gated unit are computed weight by weight, and most panels.
+const RUN_ROWS: usize = 4;
+const RUN_UNITS: usize = 16;
 /// Items per thread, so that a thread that is held up leaves little to wait for.
 const ITEMS_PER_THREAD: usize = 8;
 
@@ -138,6 +145,14 @@ pub(super) struct Problem<'a> {
     pub(super) epilogue: Epilogue<'a>,
 }
 
+/// Room for the tiles of a format.
+struct Tiles<'w> {
+    format: Format,
+    first: SharedMut<'w, u32>,
+    /// Second terms of all rows and groups, where they are wanted.
+    all: Option<SharedMut<'w, u32>>,
+}
+
 /// Rounded activations: tiles by format.
 #[derive(Default)]
 struct Words<'a> {
@@ -226,21 +241,28 @@ impl<'a> Problem<'a> {
         }
         let mut cutter = Cutter::new(workspace);
         let mut words = Words::default();
-        if scratch.has_spiked() {
-            let sets = scratch.slots * set_words(self.x.cols);
-            let (rows, sets, unions) = (cutter.take(scratch.slots)?, cutter.take(sets)?, cutter.take(sets)?);
-            words.spikes = self.find_spikes(parallel, scratch.block, rows, sets, unions);
+        let sets = if scratch.has_spiked() { scratch.slots * set_words(self.x.cols) } else { 0 };
+        let rows = if scratch.has_spiked() { scratch.slots } else { 0 };
+        let (rows, sets, unions) = (cutter.take(rows)?, cutter.take(sets)?, cutter.take(sets)?);
+        let mut roundings = [const { None }; Format::COUNT];
+        for &Rounding { format, all, .. } in scratch.formats.iter().flatten() {
+            let first = SharedMut::new(cutter.take(scratch.words(format))?);
+            let second = SharedMut::new(cutter.take(if all { scratch.words(format) } else { 0 })?);
+            roundings[format.index()] = Some(Tiles { format, first, all: all.then_some(second) });
         }
-        for &Rounding { format, spiked, all } in scratch.formats.iter().flatten() {
-            let (count, index) = (scratch.words(format), format.index());
-            words.first[index] = self.round(parallel, format, Term::First, cutter.take(count)?);
-            if all {
-                words.all[index] = self.round(parallel, format, Term::Second, cutter.take(count)?);
-            }
-            if spiked {
-                words.spiked[index] =
-                    self.round_spikes(parallel, format, scratch.block, words.spikes, cutter.take(count)?);
-            }
+        self.round(parallel, &roundings, scratch.has_spiked().then_some((&mut *rows, &mut *sets)));
+        for Tiles { format, first, all } in roundings.into_iter().flatten() {
+            // SAFETY: rounding has ended.
+            words.first[format.index()] = unsafe { first.whole() };
+            // SAFETY: as above.
+            words.all[format.index()] = all.map_or(&[], |all| unsafe { all.whole() });
+        }
+        if scratch.has_spiked() {
+            words.spikes = self.list_spikes(scratch.block, rows, sets, unions);
+        }
+        for &Rounding { format, .. } in scratch.formats.iter().flatten().filter(|wanted| wanted.spiked) {
+            let spiked = cutter.take(scratch.words(format))?;
+            words.spiked[format.index()] = self.round_spikes(parallel, format, scratch.block, words.spikes, spiked);
         }
         if scratch.bf16 > 0 {
             words.bf16 = self.round_bf16(parallel, cutter.take(scratch.slots * scratch.bf16)?);
@@ -268,6 +290,11 @@ impl<'a> Problem<'a> {
         };
         self.multiply(parallel, scratch, &words, &worker);
         Some(())
+    }
+
+    /// Whether the output is written past the caches.
+    fn streams(&self) -> bool {
+        matches!(self.epilogue, Epilogue::None) && epilogue::streams(&self.out)
     }
 
     fn glu(&self) -> bool {
@@ -364,26 +391,15 @@ impl<'a> Problem<'a> {
         if threads == 1 { Serial.run(1, &body) } else { parallel.run(threads, &body) }
     }
 
-    /// Lists the rows and groups of each block that have a spike.
-    fn find_spikes<'w>(
+    /// Lists the rows and groups of each block that have a spike, of flags and sets by slot.
+    fn list_spikes<'w>(
         &self,
-        parallel: &dyn Parallel,
         block_rows: usize,
         rows: &'w mut [u32],
-        sets: &'w mut [u32],
+        sets: &'w [u32],
         unions: &'w mut [u32],
     ) -> Spikes<'w> {
         let width = set_words(self.x.cols);
-        let (flags, all_sets) = (SharedMut::new(rows), SharedMut::new(sets));
-        self.each(parallel, &self.tiles(), &|tile| {
-            // SAFETY: each tile is one task's.
-            let flags = unsafe { flags.range(tile.slot, tile.count) };
-            // SAFETY: as above.
-            let sets = unsafe { all_sets.range(tile.slot * width, tile.count * width) };
-            for (i, (flag, set)) in flags.iter_mut().zip(sets.chunks_exact_mut(width)).enumerate() {
-                *flag = find_spikes(self.way.isa, self.x.row(self.source_row(tile.first_row + i)), set).into();
-            }
-        });
         for block in blocks(&self.groups, block_rows) {
             let union = &mut unions[block.first_slot * width..][..width];
             union.fill(0);
@@ -404,11 +420,48 @@ impl<'a> Problem<'a> {
         Spikes { rows, sets, unions }
     }
 
-    /// Fills the tiles of a format with one term of all rows; gives the words back.
-    fn round<'w>(&self, parallel: &dyn Parallel, format: Format, term: Term, words: &'w mut [u32]) -> &'w [u32] {
-        self.fill(parallel, format.row_words(self.x.cols), words, &|rows, width, tile| {
-            round_tile(self.way.isa, format, term, rows, width, tile);
-        })
+    /// Rounds all rows, each tile to every format that is wanted, and flags the rows and the groups that have a spike, where flags and sets
+    /// are wanted: each row is looked at once, by one thread.
+    fn round(
+        &self,
+        parallel: &dyn Parallel,
+        roundings: &[Option<Tiles<'_>>; Format::COUNT],
+        spikes: Option<(&mut [u32], &mut [u32])>,
+    ) {
+        if roundings.iter().all(Option::is_none) {
+            return;
+        }
+        let (isa, width) = (self.way.isa, set_words(self.x.cols));
+        let spikes = spikes.map(|(flags, sets)| (SharedMut::new(flags), SharedMut::new(sets)));
+        self.each(parallel, &self.tiles(), &|tile| {
+            let rows = &self.rows_of(tile)[..tile.count];
+            if let Some((flags, sets)) = &spikes {
+                // SAFETY: each tile is one task's.
+                let (flags, sets) =
+                    unsafe { (flags.range(tile.slot, tile.count), sets.range(tile.slot * width, tile.count * width)) };
+                for ((flag, set), row) in flags.iter_mut().zip(sets.chunks_exact_mut(width)).zip(rows) {
+                    *flag = find_spikes(isa, row, set).into();
+                }
+            }
+            for Tiles { format, first, all } in roundings.iter().flatten() {
+                let row_words = format.row_words(self.x.cols);
+                for (term, words) in [(Term::First, Some(first)), (Term::Second, all.as_ref())] {
+                    let Some(words) = words else { continue };
+                    // SAFETY: as above.
+                    let words = unsafe { words.range(tile.slot * row_words, tile.width * row_words) };
+                    round_tile(isa, *format, term, rows, tile.width, words);
+                }
+            }
+        });
+    }
+
+    /// The rows of a tile; those that it lacks are empty.
+    fn rows_of(&self, tile: RowTile) -> [&[f32]; MAX_WIDTH] {
+        let mut rows = [&[][..]; MAX_WIDTH];
+        for (i, row) in rows.iter_mut().enumerate().take(tile.count) {
+            *row = self.x.row(self.source_row(tile.first_row + i));
+        }
+        rows
     }
 
     /// Lays all rows out as tiles of f32 values; gives them back.
@@ -435,13 +488,9 @@ impl<'a> Problem<'a> {
     ) -> &'w [T] {
         let shared = SharedMut::new(words);
         self.each(parallel, &self.tiles(), &|tile| {
-            let mut rows = [&[][..]; MAX_WIDTH];
-            for (i, row) in rows.iter_mut().enumerate().take(tile.count) {
-                *row = self.x.row(self.source_row(tile.first_row + i));
-            }
             // SAFETY: each tile is one task's.
             let words = unsafe { shared.range(tile.slot * row_words, tile.width * row_words) };
-            fill_tile(&rows[..tile.count], tile.width, words);
+            fill_tile(&self.rows_of(tile)[..tile.count], tile.width, words);
         });
         words
     }
@@ -505,9 +554,13 @@ impl<'a> Problem<'a> {
                 for (rows, segment) in rows.iter_mut().zip(self.segments) {
                     *rows = Some(self.rows(segment, block, words));
                 }
-                for unit in first..units.min(first + share) {
-                    self.unit(unit, block, &rows, &mut worker);
+                let (end, run) = (units.min(first + share), self.run_units(scratch, block));
+                for first in (first..end).step_by(run) {
+                    self.units(first..end.min(first + run), block, &rows, &mut worker);
                 }
+            }
+            if self.streams() {
+                finish_streaming();
             }
         };
         if threads == 1 { Serial.run(1, &body) } else { parallel.run(threads, &body) }
@@ -526,40 +579,63 @@ impl<'a> Problem<'a> {
         rows
     }
 
-    /// One panel of output, of both segments for a gated unit. `rows` are the block's, for each segment.
-    fn unit(&self, unit: usize, block: Block, rows: &[Option<Rows<'_>>; MAX_SEGMENTS], worker: &mut Worker<'_>) {
-        let (mut panel, mut first_col) = (unit, 0);
+    /// Panels that are computed before any of them is stored. Both weights of a gated unit are read, so with few rows one after the
+    /// other: processors read ahead in streams, which turns from one weight to the other would break.
+    fn run_units(&self, scratch: &Scratch, block: Block) -> usize {
+        let rows = padded_rows(block.rows);
+        if self.glu() && rows <= RUN_ROWS { (scratch.acc() / (2 * PANEL * rows)).clamp(1, RUN_UNITS) } else { 1 }
+    }
+
+    /// Some consecutive panels of output, of both segments for a gated unit. `rows` are the block's, for each segment.
+    fn units(
+        &self,
+        units: Range<usize>,
+        block: Block,
+        rows: &[Option<Rows<'_>>; MAX_SEGMENTS],
+        worker: &mut Worker<'_>,
+    ) {
+        let (mut first_panel, mut first_col) = (units.start, 0);
         let mut index = 0;
-        while !self.glu() && panel >= self.segments[index].layout.panels() {
-            panel -= self.segments[index].layout.panels();
+        while !self.glu() && first_panel >= self.segments[index].layout.panels() {
+            first_panel -= self.segments[index].layout.panels();
             first_col += self.segments[index].layout.n();
             index += 1;
         }
         let used = if self.glu() { &self.segments[..2] } else { &self.segments[index..=index] };
-        let first = panel * PANEL;
-        let mut bias = [None; 2];
+        // First and second terms of a panel.
+        let acc = 2 * PANEL * padded_rows(block.rows);
+        let streaming = self.streams() && first_col.is_multiple_of(PANEL);
         let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
         for (side, (segment, rows)) in used.iter().zip(rows[index..].iter().flatten()).enumerate() {
-            let job = Job { way: self.way, segment, panel, block, rows: *rows, tokens: &tokens };
-            // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
-            unsafe { job.run(worker, side) };
-            let n = segment.layout.n();
-            bias[side] =
-                segment.bias.map(|bias| &bias[block.expert * n + first..block.expert * n + n.min(first + PANEL)]);
+            for i in 0..units.len() {
+                let job = Job { way: self.way, segment, panel: first_panel + i, block, rows: *rows, tokens: &tokens };
+                // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
+                unsafe { job.run(worker, side, i * acc) };
+            }
         }
-        let store = Store {
-            acc: [&*worker.acc[0], &*worker.acc[1]],
-            bias,
-            first_row: block.first_row,
-            rows: block.rows,
-            first_col: first_col + first,
-            cols: PANEL.min(used[0].layout.n() - first),
-            out: self.out,
-            epilogue: self.epilogue,
-        };
-        // SAFETY: the columns of the panel and the rows of the block were checked to lie within the output; each pair is
-        // one item's.
-        unsafe { epilogue::store(self.way.isa, store) };
+        for i in 0..units.len() {
+            let first = (first_panel + i) * PANEL;
+            let mut bias = [None; 2];
+            for (bias, segment) in bias.iter_mut().zip(used) {
+                let n = segment.layout.n();
+                *bias =
+                    segment.bias.map(|bias| &bias[block.expert * n + first..block.expert * n + n.min(first + PANEL)]);
+            }
+            let store = Store {
+                acc: [&worker.acc[0][i * acc..], &worker.acc[1][i * acc..]],
+                bias,
+                first_row: block.first_row,
+                rows: block.rows,
+                first_col: first_col + first,
+                cols: PANEL.min(used[0].layout.n() - first),
+                out: self.out,
+                epilogue: self.epilogue,
+                streaming,
+            };
+            // SAFETY: the columns of the panel and the rows of the block were checked to lie within the output; each pair is
+            // one item's.
+            unsafe { epilogue::store(self.way.isa, store) };
+        }
     }
 }
 

@@ -19,6 +19,20 @@ pub(super) struct Store<'a> {
     pub(super) cols: usize,
     pub(super) out: MatrixMut<'a, f32>,
     pub(super) epilogue: Epilogue<'a>,
+    /// Whole panels without an epilogue are written past the caches.
+    pub(super) streaming: bool,
+}
+
+/// Bytes of an output from which on it is written past the caches: nobody reads so much of it before it would have left them.
+const STREAMING_BYTES: usize = 4 << 20;
+
+/// Whether an output without an epilogue is written past the caches: a large one of several rows, as logits are. Rows of those are
+/// often a multiple of 4 KiB apart, so that a panel's columns meet in one set of each cache, and a line would be fetched, written
+/// once, and thrown out.
+pub(super) fn streams(out: &MatrixMut<'_, f32>) -> bool {
+    let aligned = |values: usize| values.is_multiple_of(PANEL);
+    let bytes = out.rows.saturating_mul(out.cols).saturating_mul(size_of::<f32>());
+    out.rows > 1 && bytes >= STREAMING_BYTES && aligned(out.stride) && out.row_ptr(0).addr().is_multiple_of(4 * PANEL)
 }
 
 /// Writes the block.
@@ -44,6 +58,13 @@ impl Store<'_> {
     fn each_row<S: Simd, const WHOLE: bool>(&self, s: S) {
         let bias = [self.bias(s, 0), self.bias(s, 1)];
         match self.epilogue {
+            Epilogue::None if WHOLE && self.streaming => {
+                for row in 0..self.rows {
+                    let y = self.acc(s, 0, row, bias[0]);
+                    // SAFETY: as in `put`; aligned, since rows and panels are.
+                    unsafe { s.store_streaming(self.out.row_ptr(self.first_row + row).add(self.first_col), y) };
+                }
+            }
             Epilogue::None => {
                 for row in 0..self.rows {
                     self.put::<S, WHOLE>(s, row, self.acc(s, 0, row, bias[0]));

@@ -125,13 +125,13 @@ impl Job<'_> {
         &expert[self.panel * bytes..expert.len().min((self.panel + 1) * bytes)]
     }
 
-    /// Computes the panel into the accumulators of one side.
+    /// Computes the panel into the accumulators of one side, from one of them on.
     ///
     /// # Safety
     /// `tokens` gives addresses of whole rows for all rows of the block.
-    pub(super) unsafe fn run(&self, worker: &mut Worker<'_>, side: usize) {
+    pub(super) unsafe fn run(&self, worker: &mut Worker<'_>, side: usize, from: usize) {
         let Worker { acc, wide, values } = worker;
-        let acc = &mut *acc[side];
+        let acc = &mut acc[side][from..];
         match self.rows.mode {
             Mode::InPlace(plain) => {
                 // SAFETY: the caller's promise.

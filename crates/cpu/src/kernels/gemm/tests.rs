@@ -422,20 +422,26 @@ fn segments_lie_side_by_side() {
 fn gated_units_pair_columns() {
     let mut random = Random::new(8);
     let k = 256;
-    let gate = weight(&mut random, DType::Q4_1, 40, k, None);
-    let up = weight(&mut random, DType::Q6_K, 40, k, None);
-    let x = random.values(9 * k, 0.2);
-    for (activation, function) in [
-        (Activation::Silu, crate::kernels::math::silu_f32 as fn(f32) -> f32),
-        (Activation::GeluTanh, crate::kernels::math::gelu_tanh_f32),
+    let gate = weight(&mut random, DType::Q4_1, 600, k, None);
+    let up = weight(&mut random, DType::Q6_K, 600, k, None);
+    let mut x = random.values(9 * k, 0.2);
+    spike(&mut random, &mut x, k);
+    for (activation, function, rows) in [
+        (Activation::Silu, crate::kernels::math::silu_f32 as fn(f32) -> f32, 9),
+        (Activation::GeluTanh, crate::kernels::math::gelu_tanh_f32, 9),
+        (Activation::Silu, crate::kernels::math::silu_f32, 1),
+        (Activation::Silu, crate::kernels::math::silu_f32, 3),
     ] {
-        for isa in Isa::available() {
-            let segments = [gate.segment(Compute::I8G32), up.segment(Compute::I8X2G32)];
-            let both = run_on(isa, &Threads(2), &x, &segments, Epilogue::Glu(activation));
-            let y0 = run_on(isa, &Serial, &x, &segments[..1], Epilogue::None);
-            let y1 = run_on(isa, &Serial, &x, &segments[1..], Epilogue::None);
+        let x = &x[..rows * k];
+        for (isa, compute) in
+            Isa::available().into_iter().flat_map(|isa| [(isa, Compute::I8X2G32), (isa, Compute::I8SG32)])
+        {
+            let segments = [gate.segment(Compute::I8G32), up.segment(compute)];
+            let both = run_on(isa, &Threads(2), x, &segments, Epilogue::Glu(activation));
+            let y0 = run_on(isa, &Serial, x, &segments[..1], Epilogue::None);
+            let y1 = run_on(isa, &Serial, x, &segments[1..], Epilogue::None);
             let expected: Vec<f32> = y0.iter().zip(&y1).map(|(&a, &b)| function(a) * b).collect();
-            assert_eq!(bits(&both), bits(&expected), "{activation:?} {}", isa.name());
+            assert_eq!(bits(&both), bits(&expected), "{activation:?} {compute:?} {rows} rows {}", isa.name());
         }
     }
 }
@@ -486,6 +492,31 @@ fn operands_may_be_columns_of_wider_ones() {
     for (row, expected) in out.chunks_exact(30).zip(expected.chunks_exact(n)) {
         assert_eq!(&row[3..3 + n], expected);
         assert!(row[..3].iter().chain(&row[3 + n..]).all(|&untouched| untouched == 7.0));
+    }
+}
+
+/// Past the caches: a large output whose rows begin at lines, with a panel at the end that isn't whole, beside columns that stay.
+#[test]
+fn a_large_output_is_the_same_as_its_rows() {
+    let mut random = Random::new(12);
+    let (n, k, rows, stride) = (65_528, 32, 17, 65_536);
+    let w = weight(&mut random, DType::Q4_0, n, k, None);
+    let x = random.values(rows * k, 1.0);
+    for isa in Isa::available() {
+        let mut memory = vec![7.0; rows * stride + 16];
+        let first = memory.as_ptr().align_offset(64);
+        let out = &mut memory[first..][..rows * stride];
+        let mut workspace = vec![0; workspace_bytes_of(isa.into(), rows, 1, &[(w.layout, Compute::I8G32)], 3)];
+        // SAFETY: rows of the buffer.
+        let y = unsafe { MatrixMut::from_raw(out.as_mut_ptr(), rows, n, stride) };
+        assert!(epilogue::streams(&y));
+        let x_rows = Matrix::dense(&x, rows, k);
+        gemm(isa, &Threads(3), x_rows, &[w.segment(Compute::I8G32)], y, Epilogue::None, &mut workspace).unwrap();
+        for (x, y) in x.chunks_exact(k).zip(out.chunks_exact(stride)) {
+            let alone = run_on(isa, &Serial, x, &[w.segment(Compute::I8G32)], Epilogue::None);
+            assert!(bits(&alone) == bits(&y[..n]), "{}", isa.name());
+            assert!(y[n..].iter().all(|&untouched| untouched == 7.0));
+        }
     }
 }
 

@@ -73,4 +73,13 @@ impl<'a, T> SharedMut<'a, T> {
         // SAFETY: within the slice; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(first), count) }
     }
+
+    /// Everything.
+    ///
+    /// # Safety
+    /// No range is in use any more, nor will be.
+    pub(super) unsafe fn whole(self) -> &'a [T] {
+        // SAFETY: the slice that it was made of; shared by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr, self.len) }
+    }
 }

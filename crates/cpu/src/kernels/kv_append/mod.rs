@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 
 use super::cache::{CacheViewMut, check_block, in_pairs};
 use super::error::{KernelError, same};
+use super::rows::TASK_VALUES;
 use super::simd::storage::{F32, Storage, with_storage};
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use crate::isa::Isa;
@@ -97,7 +98,7 @@ pub fn kv_append(
             });
         }, ());
     };
-    if keys.rows * (keys.cols + values.cols) < 16 * 1024 {
+    if keys.rows * (keys.cols + values.cols) < 2 * TASK_VALUES {
         (0..2 * heads).for_each(task);
     } else {
         parallel.run(2 * heads, &task);

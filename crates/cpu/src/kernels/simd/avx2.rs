@@ -203,6 +203,14 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_streaming(self, p: *mut f32, x: Pair) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            _mm256_stream_ps(p, x.0);
+            _mm256_stream_ps(p.add(8), x.1);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Pair {
         // SAFETY: the caller's promise.
         unsafe { Pair(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))) }

@@ -121,6 +121,11 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_ps(p, x.0) };
     }
     #[inline(always)]
+    unsafe fn store_streaming(self, p: *mut f32, x: Register) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_stream_ps(p, x.0) };
+    }
+    #[inline(always)]
     unsafe fn load_partial(self, p: *const f32, n: usize, fill: f32) -> Register {
         // SAFETY: masked lanes are not read.
         Register(unsafe { _mm512_mask_loadu_ps(_mm512_set1_ps(fill), mask(n), p) })

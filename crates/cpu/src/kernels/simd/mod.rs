@@ -61,6 +61,16 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `p` is valid for 16 writes.
     unsafe fn store(self, p: *mut f32, x: Self::V);
+    /// Writes sixteen values at `p`, a multiple of 64, past the caches where the processor can; other threads see them after
+    /// [`finish_streaming`].
+    ///
+    /// # Safety
+    /// `p` is aligned so, and valid for 16 writes.
+    #[inline(always)]
+    unsafe fn store_streaming(self, p: *mut f32, x: Self::V) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store(p, x) };
+    }
     /// `n <= 16` values at `p`, `fill` in the other lanes.
     ///
     /// # Safety
@@ -167,6 +177,15 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// There are sixteen addresses, from each of which the values are readable; each column is writable.
     unsafe fn turn_halves(self, rows: *const *const u8, offset: usize, turned: *mut u16, stride: usize);
+}
+
+/// Makes what this thread has written with [`Simd::store_streaming`] ordinary writes, which a join shows to others.
+pub fn finish_streaming() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE, which every x86-64 has.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
 }
 
 /// Values of a row that [`Simd::turn_halves`] turns: a cache line of them.
