@@ -3,7 +3,8 @@
 //! `cargo run --release -p qwen-cpu --example gemm_bench [-- FILTER]`: for each type and shape the rate of reading weights with one
 //! row (weights cycle through more memory than the caches hold) and the rate of products with 16 and 512 rows. FILTER is part
 //! of a line's label, e.g. `q4_0`. Threads: `GEMM_BENCH_THREADS`, default all. With `GEMM_BENCH_ROWS=8,16,64` instead: the rate of
-//! products with so many rows in every way, in turns, or in those of `GEMM_BENCH_WAYS=amx,avx512`.
+//! products with so many rows in every way, in turns, or in those of `GEMM_BENCH_WAYS=amx,avx512`; medians of `GEMM_BENCH_ROUNDS`,
+//! default 9.
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring tool")]
 
@@ -229,7 +230,7 @@ fn measure(pool: &dyn Parallel, dtype: DType, compute: Compute, n: usize, k: usi
 /// Rates of products by number of rows and way, the medians of rounds in which the ways take turns; weights come from
 /// memory that one row after the other is read from.
 fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 2], memory: &[u64], rows: &[usize]) {
-    const ROUNDS: usize = 9;
+    let rounds = std::env::var("GEMM_BENCH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(9);
     let layout = WeightLayout::for_dtype(dtype, n, k, None).unwrap();
     let bytes = layout.weight_bytes();
     // SAFETY: the bytes of the words.
@@ -249,7 +250,7 @@ fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 
     let own = pool.threads() == 1;
     for &rows in rows {
         let mut seconds = vec![Vec::new(); ways.len()];
-        for round in 0..=ROUNDS {
+        for round in 0..=rounds {
             for (way, seconds) in ways.iter().zip(&mut seconds) {
                 let start = now(own);
                 for copy in 0..copies {
@@ -266,7 +267,7 @@ fn by_rows(pool: &dyn Parallel, dtype: DType, compute: Compute, [n, k]: [usize; 
         print!("{dtype} {compute:?} {n}x{k} {rows:4} rows, Gop/s:");
         for (way, mut seconds) in ways.iter().zip(seconds) {
             seconds.sort_by(f64::total_cmp);
-            let rate = 2.0 * (rows * n * k * copies) as f64 / seconds[ROUNDS / 2] / 1e9;
+            let rate = 2.0 * (rows * n * k * copies) as f64 / seconds[rounds / 2] / 1e9;
             print!(" {} {rate:5.0}", way.name());
         }
         println!();

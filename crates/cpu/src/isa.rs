@@ -127,6 +127,19 @@ pub fn has_avx512_bf16() -> bool {
     }
 }
 
+/// Whether the processor looks bytes up in tables of 128 (and the environment allows AVX-512).
+#[must_use]
+pub fn has_avx512_vbmi() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        Isa::current() >= Isa::Avx512 && is_x86_feature_detected!("avx512vbmi")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
 /// Whether the processor is a 64-bit Arm with dot products of int8, whatever the environment allows.
 #[must_use]
 pub fn has_neon_dot() -> bool {

@@ -18,6 +18,7 @@
 //! | `vector`, `sources`, `few` | unpacking, products of one row and of a few rows for any vector register |
 //! | `exact` | products of quantised weights with f32 |
 //! | `float`, `bf16` | products of plain floats: with f32, and of bfloat16 pairs |
+//! | `widen`, `f8` | 8-bit floats: widened, and multiplied with one row as they are |
 //! | `epilogue` | bias, GLU, residual |
 
 mod activations;
@@ -36,6 +37,7 @@ mod driver;
 mod epilogue;
 mod exact;
 mod experts;
+mod f8;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod few;
 mod float;

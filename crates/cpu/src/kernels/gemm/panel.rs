@@ -5,6 +5,7 @@ use super::bf16;
 use super::epilogue::add_seconds;
 use super::exact;
 use super::experts::Block;
+use super::f8;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
 use super::way::{Path, Way};
@@ -76,11 +77,6 @@ pub(super) struct Spiked<'a> {
     pub(super) groups: &'a [u32],
 }
 
-/// Codes of so many bits are multiplied with one row by registers of 256 bits, also where there are larger ones: half a line a load
-/// asks for a group's lines earlier, before the second half of its rows. 1.13 to 1.17 x on Zen 4, where memory is the limit.
-#[cfg(target_arch = "x86_64")]
-const NARROW_BITS: usize = 6;
-
 /// A thread's scratch.
 pub(super) struct Worker<'a> {
     /// Accumulators of one or two panels, sixteen for each row and each second term.
@@ -144,6 +140,11 @@ impl Job<'_> {
                 unsafe { bf16::panel(self.float_panel(self.panel_bytes(), &token, acc)) };
             }
             Mode::Exact(form) => self.exact(form, wide, acc),
+            Mode::Widened if self.block.rows == 1 && self.takes_bytes() => {
+                // SAFETY: the caller's promise.
+                let inputs = unsafe { std::slice::from_raw_parts((self.tokens)(0), self.segment.layout.k()) };
+                self.bytes_times_one_row(inputs, acc);
+            }
             Mode::Widened => {
                 let bytes = self.widen(values);
                 // SAFETY: the caller's promise.
@@ -202,6 +203,22 @@ impl Job<'_> {
         let bytes = rows * k * size_of::<f32>();
         // SAFETY: the bytes of f32 values, at most the slice.
         unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), bytes) }
+    }
+
+    /// Whether one row is multiplied straight from bytes.
+    fn takes_bytes(&self) -> bool {
+        let layout = &self.segment.layout;
+        f8::takes(layout.dtype(), layout.k(), layout.block().map_or(usize::MAX, |[_, columns]| columns))
+    }
+
+    /// The products of 8-bit floats with a block's only row.
+    fn bytes_times_one_row(&self, inputs: &[f32], acc: &mut [f32]) {
+        let (layout, first) = (&self.segment.layout, self.panel * PANEL);
+        let rows = self.panel_bytes().chunks_exact(layout.row_bytes());
+        for (row, (weights, acc)) in (first..).zip(rows.zip(acc)) {
+            let scales = self.scales(row).unwrap_or(Scales { values: &[1.0], columns: usize::MAX });
+            *acc = f8::multiply(self.way.isa, layout.dtype(), f8::Row { weights, scales, inputs });
+        }
     }
 
     /// Separate scales of a row.
@@ -318,7 +335,6 @@ impl Job<'_> {
         #[cfg(target_arch = "x86_64")]
         unsafe {
             match (self.way.isa >= Isa::Avx512, ahead) {
-                (true, false) if form.bits >= NARROW_BITS => super::avx2::gemv::<0>(dtype, format, panel, words, acc),
                 (true, true) => super::avx512::gemv::<{ crate::isa::AHEAD }>(dtype, format, panel, words, acc),
                 (true, false) => super::avx512::gemv::<0>(dtype, format, panel, words, acc),
                 (false, _) => super::avx2::gemv::<0>(dtype, format, panel, words, acc),
