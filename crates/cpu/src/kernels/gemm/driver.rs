@@ -14,7 +14,7 @@ use super::epilogue::{self, Store};
 use super::exact;
 use super::experts::{Block, active, blocks, max_slots};
 use super::form::PANEL;
-use super::panel::{CHUNK, Job, Mode, Rows, Spiked, Terms, Worker};
+use super::panel::{CHUNK, Job, Mode, RUN_STRIDE, Rows, Spiked, Terms, Worker};
 use super::shares::Shares;
 use super::way::Way;
 use super::wide::{GROUP, WideGroup};
@@ -583,60 +583,81 @@ impl<'a> Problem<'a> {
     /// other: processors read ahead in streams, which turns from one weight to the other would break.
     fn run_units(&self, scratch: &Scratch, block: Block) -> usize {
         let rows = padded_rows(block.rows);
-        if self.glu() && rows <= RUN_ROWS { (scratch.acc() / (2 * PANEL * rows)).clamp(1, RUN_UNITS) } else { 1 }
+        let runs = block.rows == 1 || self.glu() && rows <= RUN_ROWS;
+        if runs { (scratch.acc() / (RUN_STRIDE * rows)).clamp(1, RUN_UNITS) } else { 1 }
     }
 
     /// Some consecutive panels of output, of both segments for a gated unit. `rows` are the block's, for each segment.
     fn units(
         &self,
-        units: Range<usize>,
+        mut units: Range<usize>,
         block: Block,
         rows: &[Option<Rows<'_>>; MAX_SEGMENTS],
         worker: &mut Worker<'_>,
     ) {
-        let (mut first_panel, mut first_col) = (units.start, 0);
-        let mut index = 0;
-        while !self.glu() && first_panel >= self.segments[index].layout.panels() {
-            first_panel -= self.segments[index].layout.panels();
-            first_col += self.segments[index].layout.n();
-            index += 1;
-        }
-        let used = if self.glu() { &self.segments[..2] } else { &self.segments[index..=index] };
-        // First and second terms of a panel.
-        let acc = 2 * PANEL * padded_rows(block.rows);
-        let streaming = self.streams() && first_col.is_multiple_of(PANEL);
-        let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
-        for (side, (segment, rows)) in used.iter().zip(rows[index..].iter().flatten()).enumerate() {
-            for i in 0..units.len() {
-                let job = Job { way: self.way, segment, panel: first_panel + i, block, rows: *rows, tokens: &tokens };
-                // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
-                unsafe { job.run(worker, side, i * acc) };
+        while !units.is_empty() {
+            let (mut first_panel, mut first_col, mut index) = (units.start, 0, 0);
+            while !self.glu() && first_panel >= self.segments[index].layout.panels() {
+                first_panel -= self.segments[index].layout.panels();
+                first_col += self.segments[index].layout.n();
+                index += 1;
             }
-        }
-        for i in 0..units.len() {
-            let first = (first_panel + i) * PANEL;
-            let mut bias = [None; 2];
-            for (bias, segment) in bias.iter_mut().zip(used) {
-                let n = segment.layout.n();
-                *bias =
-                    segment.bias.map(|bias| &bias[block.expert * n + first..block.expert * n + n.min(first + PANEL)]);
-            }
-            let store = Store {
-                acc: [&worker.acc[0][i * acc..], &worker.acc[1][i * acc..]],
-                bias,
-                first_row: block.first_row,
-                rows: block.rows,
-                first_col: first_col + first,
-                cols: PANEL.min(used[0].layout.n() - first),
-                out: self.out,
-                epilogue: self.epilogue,
-                streaming,
-            };
-            // SAFETY: the columns of the panel and the rows of the block were checked to lie within the output; each pair is
-            // one item's.
-            unsafe { epilogue::store(self.way.isa, store) };
+            let used = if self.glu() { &self.segments[..2] } else { &self.segments[index..=index] };
+            let count = units.len().min(used[0].layout.panels() - first_panel);
+            let run = Run { segments: used, panels: first_panel..first_panel + count, first_col };
+            self.run_of_panels(run, block, &rows[index..], worker);
+            units.start += count;
         }
     }
+
+    /// Consecutive panels of a segment, of both for a gated unit.
+    fn run_of_panels(&self, run: Run<'_>, block: Block, rows: &[Option<Rows<'_>>], worker: &mut Worker<'_>) {
+        let Run { segments, panels, first_col } = run;
+        let acc_stride = RUN_STRIDE * padded_rows(block.rows);
+        let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
+        for (side, (segment, rows)) in segments.iter().zip(rows.iter().flatten()).enumerate() {
+            let job = |panel: usize| Job { way: self.way, segment, panel, block, rows: *rows, tokens: &tokens };
+            let first = job(panels.start);
+            if first.takes_runs() {
+                first.run_of_panels(worker, side, panels.len());
+                continue;
+            }
+            for (i, panel) in panels.clone().enumerate() {
+                // SAFETY: row numbers were checked, and rows have as many values as the weight has inputs.
+                unsafe { job(panel).run(worker, side, i * acc_stride) };
+            }
+        }
+        let first = panels.start * PANEL;
+        let cols = (panels.len() * PANEL).min(segments[0].layout.n() - first);
+        let mut bias = [None; 2];
+        for (bias, segment) in bias.iter_mut().zip(segments) {
+            *bias = segment.bias.map(|bias| &bias[block.expert * segment.layout.n() + first..][..cols]);
+        }
+        let store = Store {
+            acc: [&*worker.acc[0], &*worker.acc[1]],
+            acc_stride,
+            bias,
+            first_row: block.first_row,
+            rows: block.rows,
+            first_col: first_col + first,
+            cols,
+            out: self.out,
+            epilogue: self.epilogue,
+            streaming: self.streams() && first_col.is_multiple_of(PANEL),
+        };
+        // SAFETY: the columns of the panels and the rows of the block were checked to lie within the output; each pair is one
+        // item's.
+        unsafe { epilogue::store(self.way.isa, store) };
+    }
+}
+
+/// Panels that are computed together.
+struct Run<'a> {
+    /// One, or both of a gated unit.
+    segments: &'a [Segment<'a>],
+    panels: Range<usize>,
+    /// Where the first segment's columns begin in the output.
+    first_col: usize,
 }
 
 /// Sizes of a segment's operands.

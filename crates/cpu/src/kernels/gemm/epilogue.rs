@@ -7,11 +7,13 @@ use crate::kernels::math;
 use crate::kernels::simd::{Kernel, Simd, dispatch};
 use crate::matrix::MatrixMut;
 
-/// Up to sixteen columns of some rows of the output.
+/// The columns of consecutive panels of some rows of the output.
 pub(super) struct Store<'a> {
-    /// Rows of sixteen, and those of the second segment of a gated unit.
+    /// Rows of sixteen of each panel, and those of the second segment of a gated unit.
     pub(super) acc: [&'a [f32]; 2],
-    /// Biases of the panel's columns.
+    /// Accumulators from panel to panel.
+    pub(super) acc_stride: usize,
+    /// Biases of the columns.
     pub(super) bias: [Option<&'a [f32]>; 2],
     pub(super) first_row: usize,
     pub(super) rows: usize,
@@ -48,7 +50,13 @@ impl Kernel for Store<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        if self.cols == PANEL { self.each_row::<S, true>(s) } else { self.each_row::<S, false>(s) }
+        for first in (0..self.cols).step_by(PANEL) {
+            let acc = self.acc.map(|acc| &acc[(first / PANEL * self.acc_stride).min(acc.len())..]);
+            let bias = self.bias.map(|bias| bias.map(|bias| &bias[first..]));
+            let panel =
+                Self { acc, bias, first_col: self.first_col + first, cols: PANEL.min(self.cols - first), ..self };
+            if panel.cols == PANEL { panel.each_row::<S, true>(s) } else { panel.each_row::<S, false>(s) }
+        }
     }
 }
 

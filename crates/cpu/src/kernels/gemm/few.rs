@@ -99,9 +99,49 @@ pub(super) unsafe fn tile<V: Vector, S: Source, const SUBS: usize, const W: usiz
     }
 }
 
-/// The entry point `few_rows` of an instruction set, by type.
+/// The entry points `few_rows` and `one_row_set` of an instruction set, by type.
 macro_rules! few_rows_entry {
     ($vector:ty, $features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn one_row_set_source<S: $crate::kernels::gemm::sources::Source, const SUBS: usize>(
+            panels: $crate::kernels::gemm::sources::Panels<'_>,
+            set: &[u32],
+            words: &[u32],
+            acc: &mut [f32],
+        ) {
+            use $crate::kernels::gemm::wide::{Ask, Stretch};
+            for (packed, acc) in panels.bytes.chunks_exact(panels.panel_bytes).zip(acc.chunks_mut(panels.stride)) {
+                let stretch = Stretch { packed, set: Some(set), begins: true, ask: Ask::NOTHING };
+                // SAFETY: the instructions are enabled here; whole blocks by the caller's promise.
+                unsafe { $crate::kernels::gemm::few::tile::<$vector, S, SUBS, 1, 1>(stretch, 0, words, acc) }
+            }
+        }
+
+        /// The products of a set of groups of consecutive panels with one row, whose words are those of these groups alone.
+        ///
+        /// # Safety
+        /// The processor has the instructions; panels are whole packed blocks.
+        pub(super) unsafe fn one_row_set(
+            dtype: DType,
+            format: Format,
+            panels: $crate::kernels::gemm::sources::Panels<'_>,
+            set: &[u32],
+            words: &[u32],
+            acc: &mut [f32],
+        ) {
+            macro_rules! call {
+                ($source:ident) => {{
+                    type S = $crate::kernels::gemm::sources::$source;
+                    match <S as $crate::kernels::gemm::sources::Source>::HALVES == 1 && format.subs == 1 {
+                        true => one_row_set_source::<S, 1>(panels, set, words, acc),
+                        false => one_row_set_source::<S, 2>(panels, set, words, acc),
+                    }
+                }};
+            }
+            // SAFETY: the caller's promise.
+            unsafe { $crate::kernels::gemm::sources::with_source!(dtype, call) }
+        }
+
         #[target_feature(enable = $features)]
         unsafe fn few_rows_source<
             S: $crate::kernels::gemm::sources::Source,

@@ -8,6 +8,7 @@ use super::experts::Block;
 use super::f8;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
+use super::sources::Panels;
 use super::way::{Path, Way};
 use super::wide::{Ask, GROUP, Stretch, Tiles, WideGroup};
 use super::widen::{self, Scales};
@@ -20,6 +21,9 @@ pub(super) const CHUNK: usize = 18;
 /// Rows from which on a step takes long enough to ask for weights: processors that don't always ask ([`Path::FewRows`]) read ahead
 /// well enough by themselves as long as reading is all they do.
 const ASKING_ROWS: usize = 5;
+
+/// Sums from panel to panel of a run: those of first terms, and of second ones.
+pub(super) const RUN_STRIDE: usize = 2 * PANEL;
 
 /// How a weight meets its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,17 +236,15 @@ impl Job<'_> {
 
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
         let path = self.way.path(self.block.rows, format.subs);
+        if let Path::OneRow { ahead } = path {
+            return self.one_row(form, format, ahead, 1, acc);
+        }
         let firsts = padded_rows(self.rows.terms[0].count) * PANEL;
         let (acc, second_acc) = acc.split_at_mut(firsts);
         let second_acc = &mut second_acc[..padded_rows(self.rows.terms[1].count) * PANEL];
         match path {
-            Path::OneRow { ahead } => {
-                self.one_row(form, format, ahead, acc);
-                if self.rows.spiked.is_none() {
-                    return;
-                }
-                self.few_rows(form, format, false, self.rows.terms[1], second_acc);
-            }
+            // Done above.
+            Path::OneRow { .. } => {}
             Path::FewRows { ahead } => {
                 self.few_rows(form, format, ahead || self.block.rows >= ASKING_ROWS, self.rows.terms[0], acc);
                 self.few_rows(form, format, false, self.rows.terms[1], second_acc);
@@ -325,27 +327,66 @@ impl Job<'_> {
         }
     }
 
-    /// The products of a block's only row straight from the packed form; second terms too, if they are everywhere. For
-    /// [`Path::OneRow`], which vector instruction sets alone have.
-    fn one_row(&self, form: Form, format: Format, ahead: bool, acc: &mut [f32]) {
-        let words = [self.rows.terms[0].words, if self.rows.spiked.is_none() { self.rows.terms[1].words } else { &[] }];
-        let (dtype, panel) = (form.dtype, self.panel_bytes());
-        let Some(acc) = acc.first_chunk_mut() else { return };
-        // SAFETY: the instructions were detected; the panel is whole blocks and the words one row over its inputs.
+    /// Whether consecutive panels are computed by one call of [`run_of_panels`](Self::run_of_panels).
+    pub(super) fn takes_runs(&self) -> bool {
+        let Mode::Rounded(_, format, _) = self.rows.mode else { return false };
+        matches!(self.way.path(self.block.rows, format.subs), Path::OneRow { .. })
+    }
+
+    /// Computes so many panels from this one on, for a block's only row, into the accumulators of one side, [`RUN_STRIDE`] from
+    /// panel to panel. Between two panels nothing keeps the processor from reading on.
+    pub(super) fn run_of_panels(&self, worker: &mut Worker<'_>, side: usize, panels: usize) {
+        let Mode::Rounded(form, format, _) = self.rows.mode else { return };
+        let Path::OneRow { ahead } = self.way.path(self.block.rows, format.subs) else { return };
+        self.one_row(form, format, ahead, panels, &mut *worker.acc[side]);
+    }
+
+    /// The products of a block's only row with consecutive panels straight from the packed form. For [`Path::OneRow`], which vector
+    /// instruction sets alone have.
+    fn one_row(&self, form: Form, format: Format, ahead: bool, panels: usize, acc: &mut [f32]) {
+        let [first, second] = self.rows.terms;
+        let words = [first.words, if self.rows.spiked.is_none() { second.words } else { &[] }];
+        let layout = &self.segment.layout;
+        let (dtype, panel_bytes) = (form.dtype, PANEL * layout.row_bytes());
+        let expert = &self.segment.weight[self.block.expert * layout.weight_bytes()..][..layout.weight_bytes()];
+        let bytes = &expert[self.panel * panel_bytes..][..panels * panel_bytes];
+        let panels = Panels { bytes, panel_bytes, stride: RUN_STRIDE };
+        // SAFETY: the instructions were detected; panels are whole blocks and the words one row over their inputs.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             match (self.way.isa >= Isa::Avx512, ahead) {
-                (true, true) => super::avx512::gemv::<{ crate::isa::AHEAD }>(dtype, format, panel, words, acc),
-                (true, false) => super::avx512::gemv::<0>(dtype, format, panel, words, acc),
-                (false, _) => super::avx2::gemv::<0>(dtype, format, panel, words, acc),
+                (true, true) => super::avx512::gemv::<{ crate::isa::AHEAD }>(dtype, format, panels, words, acc),
+                (true, false) => super::avx512::gemv::<0>(dtype, format, panels, words, acc),
+                (false, _) => super::avx2::gemv::<0>(dtype, format, panels, words, acc),
             }
         }
         // SAFETY: as above.
         #[cfg(target_arch = "aarch64")]
         unsafe {
-            super::neon::gemv(dtype, format, panel, words, acc);
+            super::neon::gemv(dtype, format, panels, words, acc);
         }
-        let _ = (dtype, format, ahead, panel, words, acc);
+        if let Some(Spiked { groups, .. }) = self.rows.spiked.filter(|_| second.count > 0) {
+            // Second terms' sums lie behind those of the first.
+            let seconds = &mut acc[PANEL..];
+            // SAFETY: as above, words of the groups of the set.
+            #[cfg(target_arch = "x86_64")]
+            unsafe {
+                match self.way.isa >= Isa::Avx512 {
+                    true => super::avx512::one_row_set(dtype, format, panels, groups, second.words, seconds),
+                    false => super::avx2::one_row_set(dtype, format, panels, groups, second.words, seconds),
+                }
+            }
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            unsafe {
+                super::neon::one_row_set(dtype, format, panels, groups, second.words, seconds);
+            }
+            for acc in acc.chunks_mut(RUN_STRIDE).take(bytes.len() / panel_bytes) {
+                let (acc, seconds) = acc.split_at_mut(PANEL);
+                acc.iter_mut().zip(seconds).for_each(|(acc, second)| *acc += *second);
+            }
+        }
+        let _ = (dtype, format, ahead, panels, words, acc);
     }
 
     /// The products of some terms straight from the packed form, for vector instruction sets: by stretches if what comes next is asked

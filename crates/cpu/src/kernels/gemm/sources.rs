@@ -78,12 +78,37 @@ pub(super) unsafe fn unpack<V: Vector, S: Source, const ZERO: u8>(packed: &[u8],
     }
 }
 
-/// A whole panel times one row, straight from the packed form, asking for memory `AHEAD` bytes ahead if that isn't 0.
+/// Consecutive packed panels, and where their sums go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Panels<'a> {
+    /// Whole packed panels.
+    pub(super) bytes: &'a [u8],
+    pub(super) panel_bytes: usize,
+    /// Sums from panel to panel, at least sixteen.
+    pub(super) stride: usize,
+}
+
+/// Consecutive panels times one row, straight from the packed form, asking for memory `AHEAD` bytes ahead if that isn't 0.
 ///
 /// # Safety
-/// The caller has the vector's instructions. The first `TERMS` of `words` are tiles of one row over the panel's inputs.
+/// The caller has the vector's instructions. The first `TERMS` of `words` are tiles of one row over a panel's inputs.
 #[inline(always)]
 pub(super) unsafe fn gemv<V: Vector, S: Source, const SUBS: usize, const TERMS: usize, const AHEAD: usize>(
+    panels: Panels<'_>,
+    words: [&[u32]; 2],
+    acc: &mut [f32],
+) {
+    for (panel, acc) in panels.bytes.chunks_exact(panels.panel_bytes).zip(acc.chunks_mut(panels.stride)) {
+        let Some(acc) = acc.first_chunk_mut() else { return };
+        // SAFETY: the caller's promise.
+        unsafe { one_panel::<V, S, SUBS, TERMS, AHEAD>(panel, words, acc) };
+    }
+}
+
+/// # Safety
+/// As [`gemv`].
+#[inline(always)]
+unsafe fn one_panel<V: Vector, S: Source, const SUBS: usize, const TERMS: usize, const AHEAD: usize>(
     panel: &[u8],
     words: [&[u32]; 2],
     acc: &mut [f32; PANEL],
@@ -524,35 +549,35 @@ macro_rules! gemv_entry {
             const TERMS: usize,
             const AHEAD: usize,
         >(
-            panel: &[u8],
+            panels: $crate::kernels::gemm::sources::Panels<'_>,
             words: [&[u32]; 2],
-            acc: &mut [f32; 16],
+            acc: &mut [f32],
         ) {
             // SAFETY: the instructions are enabled here; `words` by the caller's promise.
-            unsafe { $crate::kernels::gemm::sources::gemv::<$vector, S, SUBS, TERMS, AHEAD>(panel, words, acc) }
+            unsafe { $crate::kernels::gemm::sources::gemv::<$vector, S, SUBS, TERMS, AHEAD>(panels, words, acc) }
         }
 
-        /// A whole panel of a type times one row, asking for weights `AHEAD` bytes ahead of their use.
+        /// Panels of a type times one row, asking for weights `AHEAD` bytes ahead of their use.
         ///
         /// # Safety
-        /// The processor has the instructions; `words` are tiles of one row over the panel's inputs, the second empty if the
+        /// The processor has the instructions; `words` are tiles of one row over a panel's inputs, the second empty if the
         /// row has no second term.
         pub(super) unsafe fn gemv<const AHEAD: usize>(
             dtype: DType,
             format: Format,
-            panel: &[u8],
+            panels: $crate::kernels::gemm::sources::Panels<'_>,
             words: [&[u32]; 2],
-            acc: &mut [f32; 16],
+            acc: &mut [f32],
         ) {
             macro_rules! call {
                 ($source:ident) => {{
                     type S = $crate::kernels::gemm::sources::$source;
                     let one_scale = <S as $crate::kernels::gemm::sources::Source>::HALVES == 1 && format.subs == 1;
                     match (one_scale, words[1].is_empty()) {
-                        (true, true) => gemv_source::<S, 1, 1, AHEAD>(panel, words, acc),
-                        (true, false) => gemv_source::<S, 1, 2, AHEAD>(panel, words, acc),
-                        (false, true) => gemv_source::<S, 2, 1, AHEAD>(panel, words, acc),
-                        (false, false) => gemv_source::<S, 2, 2, AHEAD>(panel, words, acc),
+                        (true, true) => gemv_source::<S, 1, 1, AHEAD>(panels, words, acc),
+                        (true, false) => gemv_source::<S, 1, 2, AHEAD>(panels, words, acc),
+                        (false, true) => gemv_source::<S, 2, 1, AHEAD>(panels, words, acc),
+                        (false, false) => gemv_source::<S, 2, 2, AHEAD>(panels, words, acc),
                     }
                 }};
             }
