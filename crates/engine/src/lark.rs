@@ -223,7 +223,7 @@ mod tests {
             ("", 0),
             // A text in quotes counts with them.
             ("start: A A\nA: \"a\"\n", 8 + 3),
-            ("start: AA a-Ab\nA: \"a\"\nAA: A\nb: A", 8 + 3 + 4 + 4),
+            ("start: AA a-Ab\nA: \"a\"\nAA: A\nb: A", 11 + 3 + 4 + 4),
             ("start: a a\na: \"a\"\n", 2 + 3),
             ("start: A\nA.2[capture]: B\n  | /[^a\\]]b/ B\nB: _C\n_C: \"c\"", 15 + 14 + 4 + 3),
             // A circle ends.
