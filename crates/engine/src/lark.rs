@@ -12,6 +12,9 @@ pub(crate) const MAX_LEVELS: usize = 4096;
 /// Most parts of a text whose terminals are written out: each costs about a microsecond and 100 bytes.
 pub(crate) const MAX_PARTS: u64 = 1 << 17;
 
+/// Parts of a terminal that is defined elsewhere: of those that llguidance brings along.
+const IMPORTED_PARTS: u64 = 64;
+
 /// What a text consists of, as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lexeme<'a> {
@@ -119,10 +122,15 @@ fn count(index: usize, definitions: &mut [Definition<'_>], known: &HashMap<&str,
     definitions[index].is_counted = true;
     let mut parts = definitions[index].parts;
     for name in std::mem::take(&mut definitions[index].named) {
-        // Rules are not written out.
         let is_terminal = name.contains(|c: char| c.is_ascii_uppercase());
-        let of_name = known.get(name).filter(|_| is_terminal).into_iter().flatten();
-        let named = of_name.fold(1, |sum: u64, named| sum.saturating_add(count(*named, definitions, known)));
+        let named = match known.get(name).filter(|_| is_terminal) {
+            Some(of_name) => {
+                of_name.iter().fold(0, |sum: u64, named| sum.saturating_add(count(*named, definitions, known)))
+            }
+            None if is_terminal => IMPORTED_PARTS,
+            // Rules are not written out.
+            None => 1,
+        };
         parts = parts.saturating_add(named);
     }
     definitions[index].parts = parts;
@@ -222,12 +230,13 @@ mod tests {
         for (text, expected) in [
             ("", 0),
             // A text in quotes counts with them.
-            ("start: A A\nA: \"a\"\n", 8 + 3),
-            ("start: AA a-Ab\nA: \"a\"\nAA: A\nb: A", 11 + 3 + 4 + 4),
+            ("start: A A\nA: \"a\"\n", 6 + 3),
+            ("start: AA a-Ab\nA: \"a\"\nAA: A\nb: A", 8 + 3 + 3 + 3),
             ("start: a a\na: \"a\"\n", 2 + 3),
-            ("start: A\nA.2[capture]: B\n  | /[^a\\]]b/ B\nB: _C\n_C: \"c\"", 15 + 14 + 4 + 3),
+            ("start: A\nA.2[capture]: B\n  | /[^a\\]]b/ B\nB: _C\n_C: \"c\"", 10 + 10 + 3 + 3),
+            ("%import common.INT\nstart: INT INT", 3 + 64 + 2 * 64),
             // A circle ends.
-            ("start: A\nA: A B\nB: A \"b\"", 7 + 6 + 4),
+            ("start: A\nA: A B\nB: A \"b\"", 3 + 3 + 3),
         ] {
             assert_eq!(parts_written_out(text), expected, "{text}");
         }
