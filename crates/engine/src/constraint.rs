@@ -25,10 +25,10 @@ pub const GRAMMAR_MEMORY: u64 = 24 << 20;
 /// Stack of the thread that compiles a grammar: 16 KiB for each of the levels that one may have.
 const STACK_BYTES: usize = lark::MAX_LEVELS << 14;
 
-/// Work that llguidance does at most: about 20 ms for compiling, 4 ms for a step.
+/// Work that llguidance does at most: about 20 ms for compiling what is usual, 0.4 s for what was made to cost, 4 ms for a step.
 fn parser_limits() -> ParserLimits {
     ParserLimits {
-        initial_lexer_fuel: 1_000_000,
+        initial_lexer_fuel: 400_000,
         step_lexer_fuel: 50_000,
         step_max_items: 30_000,
         max_lexer_states: 10_000,
@@ -168,6 +168,12 @@ fn from_lark(text: String) -> Result<TopLevelGrammar, EngineError> {
         return Err(refused(format!(
             "its rules come to {levels} levels, one for each and one for each group within another, and at most {most} are \
              followed; write fewer rules, or flatter ones"
+        )));
+    }
+    let most = lark::MAX_PARTS;
+    if lark::parts_written_out(&text) > most {
+        return Err(refused(format!(
+            "its terminals, written out with all those that they name, come to more than {most} parts; name them less often"
         )));
     }
     Ok(TopLevelGrammar::from_lark(text))

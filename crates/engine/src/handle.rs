@@ -78,6 +78,8 @@ pub struct Progress {
     pub steps: u64,
     /// Requests in flight.
     pub in_flight: usize,
+    /// Of these, those that the engine has; the grammars of the others are being compiled.
+    pub submitted: usize,
     /// Since the last step ended, or since the engine got work after having none; zero while it has none.
     pub stalled: Duration,
 }
@@ -182,7 +184,14 @@ impl EngineHandle {
         let prepared = self.shared.preparer.prepare(request)?;
         let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
         let (sink, outputs) = unbounded_channel();
-        self.shared.sinks().as_mut().ok_or(SubmitError::Stopped)?.insert(id, sink);
+        {
+            let mut sinks = self.shared.sinks();
+            let sinks = sinks.as_mut().ok_or(SubmitError::Stopped)?;
+            if sinks.is_empty() {
+                self.shared.mark_progress();
+            }
+            sinks.insert(id, sink);
+        }
         self.commands.send(Command::Submit(Box::new(prepared), id)).map_err(|_| SubmitError::Stopped)?;
         // The worker gives the place back when the request ends.
         std::mem::forget(place);
@@ -261,8 +270,9 @@ impl EngineHandle {
     pub fn progress(&self) -> Progress {
         let in_flight = self.shared.in_flight.load(Ordering::Acquire);
         let last = Duration::from_millis(self.shared.last_progress.load(Ordering::Relaxed));
-        let stalled = if in_flight == 0 { Duration::ZERO } else { self.shared.started.elapsed().saturating_sub(last) };
-        Progress { steps: self.shared.steps.load(Ordering::Relaxed), in_flight, stalled }
+        let submitted = self.shared.sinks().as_ref().map_or(0, HashMap::len);
+        let stalled = if submitted == 0 { Duration::ZERO } else { self.shared.started.elapsed().saturating_sub(last) };
+        Progress { steps: self.shared.steps.load(Ordering::Relaxed), in_flight, submitted, stalled }
     }
 
     /// Runs something with the engine between two steps: known-answer tests, reports. Requests wait while it runs.
@@ -279,13 +289,10 @@ struct Place<'a>(&'a Shared);
 
 impl<'a> Place<'a> {
     fn take(shared: &'a Shared, limit: usize) -> Result<Self, SubmitError> {
-        let taken = shared
+        shared
             .in_flight
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < limit).then_some(n + 1))
             .map_err(|in_flight| SubmitError::Overloaded { in_flight, limit })?;
-        if taken == 0 {
-            shared.mark_progress();
-        }
         Ok(Self(shared))
     }
 }

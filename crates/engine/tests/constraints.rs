@@ -164,6 +164,24 @@ fn long_chains_of_rules_are_followed() {
     }
 }
 
+/// Rules of which each is twice the next, and the first named several times.
+fn doubling(root: &str, name: &str, defines: &str, levels: usize, times: usize) -> String {
+    let rule = |i: usize| format!("{name}{i} {defines} {name}{next} {name}{next}\n", next = i + 1);
+    let first = format!("{root} {defines}{}\n", format!(" {name}0").repeat(times));
+    format!("{first}{}{name}{levels} {defines} \"a\" | \"b\"", (0..levels).map(rule).collect::<String>())
+}
+
+#[test]
+fn rules_that_are_named_twice_are_followed() {
+    let mut engine = engine(2, 64, None);
+    for grammar in [doubling("root", "r", "::=", 5, 1), doubling("start", "R", ":", 5, 1)] {
+        let is_gbnf = grammar.starts_with("root");
+        let grammar = if is_gbnf { Grammar::Gbnf(grammar) } else { Grammar::Lark(grammar) };
+        let answer = answers(&mut engine, vec![request(grammar, 1)]).remove(0);
+        assert!(answer.text.len() == 32 && answer.text.bytes().all(|byte| b"ab".contains(&byte)), "{answer:?}");
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused_with_a_reason() {
     let mut engine = engine(2, 64, None);
@@ -186,6 +204,11 @@ fn what_cannot_be_is_refused_with_a_reason() {
         Grammar::Lark(chain(5000, "start", "r", ":", "")),
         Grammar::Lark(chain(5000, "start", "R", ":", "")),
         Grammar::Lark(format!("start: {}", "a{".repeat(30_000))),
+        // Each rule twice the next: written out, more than any memory holds.
+        Grammar::Gbnf(doubling("root", "r", "::=", 16, 2000)),
+        Grammar::Gbnf(doubling("root", "r", "::=", 4000, 1)),
+        Grammar::Lark(doubling("start", "R", ":", 16, 2000)),
+        Grammar::Lark(doubling("start", "R", ":", 30, 1)),
         Grammar::Lark(format!("start: {}", "%lark {start: ".repeat(4000))),
         Grammar::JsonSchema("{".into()),
         Grammar::JsonSchema("7".into()),

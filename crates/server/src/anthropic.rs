@@ -1,5 +1,6 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`: the protocol of Anthropic, translated into a chat request.
 
+mod document;
 mod input;
 mod stream;
 
@@ -23,6 +24,7 @@ use crate::keys::Client;
 use crate::openai::chat::{ChatFields, Prepared, prepare};
 use crate::openai::new_id;
 use crate::{Server, gate, sse};
+use document::{AnthropicErrorDetail, MessageEvent, MessageObject};
 use stream::MessageStream;
 
 /// A request.
@@ -98,15 +100,13 @@ impl Parameters for MessagesParameters {
 }
 
 /// Body of an error in this protocol.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[allow(dead_code, reason = "for the document; made by crate::error")]
 pub(crate) struct AnthropicError {
     /// `error`.
     #[serde(rename = "type")]
     kind: String,
-    /// `type` and `message`.
-    #[schema(value_type = Object)]
-    error: Value,
+    error: AnthropicErrorDetail,
 }
 
 /// Tokens of a prompt.
@@ -177,8 +177,8 @@ async fn prepared(server: &Server, fields: &MessagesFields, request_id: &Request
     request_body = MessagesFields,
     responses(
         (status = 200, description = "The message; with `stream` a stream of named events", content(
-            (Object = "application/json"),
-            (String = "text/event-stream"),
+            (MessageObject = "application/json"),
+            (MessageEvent = "text/event-stream"),
         )),
         (status = "4XX", description = "The request is refused", body = AnthropicError),
         (status = "5XX", description = "The server can't answer now", body = AnthropicError),

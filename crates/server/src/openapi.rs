@@ -1,7 +1,10 @@
 //! The OpenAPI document, made of the handlers' own descriptions, and the page that shows it.
 
+use serde_json::Value;
+use utoipa::openapi::path::PathItem;
+use utoipa::openapi::schema::{AnyOfBuilder, ObjectBuilder, OneOfBuilder, Schema, Type};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
-use utoipa::openapi::{OpenApi as Document, SecurityRequirement};
+use utoipa::openapi::{OpenApi as Document, OpenApiVersion, Ref, RefOr, SecurityRequirement};
 use utoipa::{Modify, OpenApi};
 
 use crate::{anthropic, openai, ops, responses};
@@ -35,7 +38,7 @@ use crate::{anthropic, openai, ops, responses};
         ops::admin::drain,
         ops::admin::cancel,
     ),
-    modifiers(&Keys)
+    modifiers(&Keys, &Streams)
 )]
 struct Api;
 
@@ -51,6 +54,72 @@ impl Modify for Keys {
     }
 }
 
+/// Streams: the handlers name what an event's data holds as JSON; the document describes the event around it, for which OpenAPI has
+/// item schemas since 3.2.
+struct Streams;
+
+const STREAM: &str = "text/event-stream";
+
+impl Modify for Streams {
+    fn modify(&self, document: &mut Document) {
+        document.openapi = OpenApiVersion::Version32;
+        let schemas = document.components.clone().unwrap_or_default().schemas;
+        for operation in document.paths.paths.values_mut().filter_map(|item: &mut PathItem| item.post.as_mut()) {
+            let responses = operation.responses.responses.values_mut();
+            let contents = responses.filter_map(|response| match response {
+                RefOr::T(response) => response.content.get_mut(STREAM),
+                RefOr::Ref(_) => None,
+            });
+            for content in contents {
+                let RefOr::T(content) = content else { continue };
+                let Some(RefOr::Ref(data)) = content.schema.take() else { continue };
+                let name = data.ref_location.rsplit('/').next().unwrap_or_default();
+                let event = match schemas.get(name).map(names).unwrap_or_default() {
+                    names if names.is_empty() => unnamed_event(data),
+                    names => named_event(names, data),
+                };
+                content.item_schema = Some(event);
+            }
+        }
+    }
+}
+
+/// The words that `type` may be in a schema of several forms.
+fn names(schema: &RefOr<Schema>) -> Vec<Value> {
+    let RefOr::T(Schema::OneOf(forms)) = schema else { return Vec::new() };
+    let of_form = |form: &RefOr<Schema>| match form {
+        RefOr::T(Schema::Object(form)) => match form.properties.get("type") {
+            Some(RefOr::T(Schema::Object(kind))) => kind.enum_values.clone(),
+            _ => None,
+        },
+        _ => None,
+    };
+    forms.items.iter().filter_map(of_form).flatten().collect()
+}
+
+fn text() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(Type::String)
+}
+
+fn json(schema: impl Into<RefOr<Schema>>) -> ObjectBuilder {
+    text().content_media_type("application/json").content_schema(Some(schema))
+}
+
+/// An event that is called as the `type` of its data.
+fn named_event(names: Vec<Value>, data: Ref) -> RefOr<Schema> {
+    let event = ObjectBuilder::new().schema_type(Type::Object);
+    let event = event.property("event", text().enum_values(Some(names))).required("event");
+    event.property("data", json(data)).required("data").into()
+}
+
+/// An event of OpenAI's older protocols: a chunk, an error, or the end.
+fn unnamed_event(chunk: Ref) -> RefOr<Schema> {
+    let value = OneOfBuilder::new().item(chunk).item(Ref::from_schema_name("ErrorBody"));
+    let end = text().enum_values(Some(["[DONE]"]));
+    let data = AnyOfBuilder::new().item(json(value)).item(end);
+    ObjectBuilder::new().schema_type(Type::Object).property("data", data).required("data").into()
+}
+
 /// The document.
 #[must_use]
 pub fn document() -> Document {
@@ -61,12 +130,10 @@ pub fn document() -> Document {
 mod tests {
     use std::collections::BTreeSet;
 
-    use serde_json::Value;
-
     use super::*;
     use crate::input::parameters::{Handling, Parameters};
 
-    fn json() -> Value {
+    fn whole() -> Value {
         serde_json::to_value(document()).unwrap()
     }
 
@@ -83,7 +150,7 @@ mod tests {
 
     /// Every property of a request's schema is a parameter that is used.
     fn described<P: Parameters>(path: &str) {
-        let document = json();
+        let document = whole();
         let schema = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
         let mut names = BTreeSet::new();
         properties(&document, schema, &mut names);
@@ -118,7 +185,10 @@ mod tests {
                 text += &format!("{} {path}: {}\n", method.to_uppercase(), given.join(" "));
                 for (status, response) in operation["responses"].as_object().unwrap() {
                     let content = response["content"].as_object().into_iter().flatten().map(|(kind, content)| {
-                        let schema = content["schema"]["$ref"].as_str().unwrap_or_default();
+                        let data = content.pointer("/itemSchema/properties/data").unwrap_or(&Value::Null);
+                        let [of_all, of_json] = [data, &data["anyOf"][0]].map(|data| &data["contentSchema"]);
+                        let places = [&content["schema"], of_all, &of_json["oneOf"][0]];
+                        let schema = places.iter().find_map(|schema| schema["$ref"].as_str()).unwrap_or_default();
                         format!("{kind} {}", schema.rsplit('/').next().unwrap_or_default())
                     });
                     text += &format!("  {status}: {}\n", content.collect::<Vec<_>>().join(", "));
@@ -133,12 +203,12 @@ mod tests {
 
     #[test]
     fn the_document_changes_on_purpose_only() {
-        insta::assert_snapshot!("openapi", outline(&json()));
+        insta::assert_snapshot!("openapi", outline(&whole()));
     }
 
     #[test]
     fn every_operation_documents_its_errors() {
-        for (path, operations) in json()["paths"].as_object().unwrap() {
+        for (path, operations) in whole()["paths"].as_object().unwrap() {
             for (method, operation) in operations.as_object().unwrap() {
                 let responses = operation["responses"].as_object().unwrap();
                 let refused =

@@ -2,6 +2,7 @@
 //!
 //! Nothing is stored, so there is no earlier response to refer to; a client sends the whole conversation.
 
+mod document;
 mod input;
 mod stream;
 
@@ -24,6 +25,7 @@ use crate::keys::Client;
 use crate::openai::chat::{ChatFields, prepare};
 use crate::openai::{new_id, now};
 use crate::{Server, gate, sse};
+use document::{ResponseEvent, ResponseObject};
 use stream::ResponseStream;
 
 /// A request.
@@ -177,8 +179,8 @@ impl Head {
     request_body = ResponsesFields,
     responses(
         (status = 200, description = "The response; with `stream` a stream of named events", content(
-            (Object = "application/json"),
-            (String = "text/event-stream"),
+            (ResponseObject = "application/json"),
+            (ResponseEvent = "text/event-stream"),
         )),
         (status = "4XX", description = "The request is refused", body = ErrorBody),
         (status = "5XX", description = "The server can't answer now", body = ErrorBody),

@@ -237,6 +237,23 @@ fn a_device_that_hangs_is_left() {
 }
 
 #[test]
+fn a_grammar_that_takes_long_is_not_the_devices_fault() {
+    let options = FleetOptions { tests: None, stall: Duration::from_millis(4), ..options() };
+    let fleet = Fleet::start(vec![chip(CHIP, 0, Vec::new(), 0.0)], options).unwrap();
+    // Written out, R0 is 8,192 letters; only then it shows that there is no other rule.
+    let rules: String = (0..13).map(|i| format!("R{i}: R{next} R{next}\n", next = i + 1)).collect();
+    let grammar = Grammar::Lark(format!("start: R0 other\n{rules}R13: /[ab]/"));
+    for _ in 0..4 {
+        let constraint = Some(Constraint { grammar: grammar.clone(), after: None });
+        let request = Request { constraint, ..Request::new(vec![1, 2, 3], SamplingParams::default()) };
+        let refused = fleet.submit_from(request, Place::default()).map(drop).unwrap_err();
+        assert!(matches!(&refused, SubmitError::Refused(error) if error.to_string().contains("other")), "{refused}");
+    }
+    let report = fleet.instances().remove(0);
+    assert_eq!((report.quarantines, report.trust), (0, Trust::Healthy), "{}", report.reason);
+}
+
+#[test]
 fn a_device_in_quarantine_gets_nothing() {
     let devices = vec![chip(CHIP, 0, vec![("lost", "400".into())], 0.0), chip(CHIP, 1, Vec::new(), 0.0)];
     let fleet = Fleet::start(devices, FleetOptions { retest: Duration::from_secs(3600), ..options() }).unwrap();

@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client::Reply;
 
@@ -23,10 +23,11 @@ pub(crate) fn check(method: &str, path: &str, reply: &Reply) {
     let kind = reply.header("content-type").and_then(|kind| kind.split(';').next()).unwrap_or_default();
     let content = documented["content"].as_object().and_then(|content| content.get(kind));
     let content = content.unwrap_or_else(|| panic!("{method} {path}: {kind} is not documented: {reply:?}"));
-    if kind != "application/json" {
-        return;
-    }
-    let fault = fault(&reply.json(), &content["schema"], "");
+    let fault = match kind {
+        "application/json" => fault(&reply.json(), &content["schema"], ""),
+        "text/event-stream" => reply.events().iter().find_map(|event| event_fault(event, &content["itemSchema"])),
+        _ => None,
+    };
     assert_eq!(fault, None, "{method} {path}: the document says otherwise: {}", reply.body);
 }
 
@@ -43,17 +44,48 @@ fn responses(method: &str, path: &str) -> Option<&'static Value> {
     Some(&operations.get(method.to_lowercase())?["responses"])
 }
 
-/// Where a value is not of a schema, and why: of JSON Schema, what the document uses to describe replies.
+/// Where an event of a stream, its name and data, is not of a schema.
+fn event_fault((name, data): &(String, String), schema: &Value) -> Option<String> {
+    let event = match name.as_str() {
+        "" => json!({ "data": data }),
+        name => json!({ "event": name, "data": data }),
+    };
+    let kind = serde_json::from_str::<Value>(data).ok().and_then(|data| data["type"].as_str().map(str::to_owned));
+    if !name.is_empty() && kind.as_ref() != Some(name) {
+        return Some(format!("the event {name} has data of the type {kind:?}"));
+    }
+    fault(&event, schema, "event")
+}
+
+/// Where a value is not of a schema, and why: of JSON Schema, what the document uses to describe replies. Texts that are said to hold JSON
+/// are read, and what objects hold besides is a fault too: it should be in the document.
 fn fault(value: &Value, schema: &Value, at: &str) -> Option<String> {
+    fault_of(value, schema, at, false)
+}
+
+/// `in_part`: other schemas may know further names.
+fn fault_of(value: &Value, schema: &Value, at: &str, in_part: bool) -> Option<String> {
     if let Some(reference) = schema["$ref"].as_str() {
-        return fault(value, DOCUMENT.pointer(reference.trim_start_matches('#')).unwrap(), at);
+        return fault_of(value, DOCUMENT.pointer(reference.trim_start_matches('#')).unwrap(), at, in_part);
     }
     let each = |name: &str| schema[name].as_array().into_iter().flatten();
-    if let Some(found) = each("allOf").find_map(|part| fault(value, part, at)) {
+    if let Some(found) = each("allOf").find_map(|part| fault_of(value, part, at, true)) {
         return Some(found);
     }
     if !schema["oneOf"].is_null() && each("oneOf").filter(|part| fault(value, part, at).is_none()).count() != 1 {
         return Some(format!("{at}: {value} is not one of {}", schema["oneOf"]));
+    }
+    if !schema["anyOf"].is_null() && each("anyOf").all(|part| fault(value, part, at).is_some()) {
+        return Some(format!("{at}: {value} is none of {}", schema["anyOf"]));
+    }
+    if let (Some("application/json"), Some(text)) = (schema["contentMediaType"].as_str(), value.as_str()) {
+        let found = match serde_json::from_str(text) {
+            Ok(held) => fault(&held, &schema["contentSchema"], at),
+            Err(error) => Some(format!("{at}: {text:?} is no JSON: {error}")),
+        };
+        if found.is_some() {
+            return found;
+        }
     }
     let types: Vec<&str> = match &schema["type"] {
         Value::String(one) => vec![one],
@@ -93,6 +125,11 @@ fn fault(value: &Value, schema: &Value, at: &str) -> Option<String> {
             if let Some(name) = missing {
                 return Some(format!("{at}: {name} is missing"));
             }
+            let is_closed = schema["properties"].is_object() && schema["additionalProperties"].is_null() && !in_part;
+            let unknown = entries.keys().find(|name| is_closed && schema["properties"].get(name).is_none());
+            if let Some(name) = unknown {
+                return Some(format!("{at}: {name} is not in the document"));
+            }
             entries.iter().find_map(|(name, entry)| {
                 let of = schema["properties"].get(name).unwrap_or(&schema["additionalProperties"]);
                 fault(entry, of, &format!("{at}.{name}"))
@@ -104,7 +141,7 @@ fn fault(value: &Value, schema: &Value, at: &str) -> Option<String> {
 
 #[test]
 fn what_is_not_of_a_schema_is_found() {
-    let schema = serde_json::json!({
+    let schema = json!({
         "type": "object",
         "required": ["a"],
         "properties": {
@@ -128,4 +165,29 @@ fn what_is_not_of_a_schema_is_found() {
     ] {
         assert!(found(serde_json::from_str(wrong).unwrap()), "{wrong}");
     }
+}
+
+#[test]
+fn what_is_not_of_a_stream_is_found() {
+    let content = |path: &str| {
+        let Some(responses) = responses("POST", path) else { panic!("{path} is not in the document") };
+        &responses["200"]["content"]["text/event-stream"]
+    };
+    let found = |path: &str, name: &str, data: &str| {
+        event_fault(&(name.to_owned(), data.to_owned()), &content(path)["itemSchema"]).is_some()
+    };
+    for path in ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"] {
+        assert!(content(path)["schema"].is_null() && content(path)["itemSchema"].is_object(), "{path}");
+        assert!(found(path, "", "{}") && found(path, "", "") && found(path, "other", "{\"type\":\"other\"}"), "{path}");
+        assert!(found(path, "", "{\"object\":\"chat.completion.chunk\"}"), "{path}");
+    }
+    for path in ["/v1/chat/completions", "/v1/completions"] {
+        let error = "{\"error\":{\"message\":\"m\",\"type\":\"t\",\"param\":null,\"code\":null}}";
+        assert!(!found(path, "", "[DONE]") && !found(path, "", error) && found(path, "", "[done]"), "{path}");
+    }
+    assert!(!found("/v1/messages", "message_stop", "{\"type\":\"message_stop\"}"));
+    assert!(found("/v1/messages", "ping", "{\"type\":\"message_stop\"}"));
+    assert!(found("/v1/messages", "content_block_stop", "{\"type\":\"content_block_stop\"}"));
+    let delta = "{\"type\":\"response.function_call_arguments.delta\",\"sequence_number\":1,\"item_id\":\"i\",\"output_index\":0,\"delta\":\"\"}";
+    assert!(!found("/v1/responses", "response.function_call_arguments.delta", delta));
 }

@@ -434,12 +434,13 @@ impl Fleet {
     /// Whether the devices in use get on: steps and requests of all, and the longest time that one of them has made no step.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        let mut all = Progress { steps: 0, in_flight: 0, stalled: Duration::ZERO };
+        let mut all = Progress { steps: 0, in_flight: 0, submitted: 0, stalled: Duration::ZERO };
         for seat in &self.0.seats {
             let Some(handle) = seat.handle() else { continue };
             let one = handle.progress();
             all.steps += one.steps;
             all.in_flight += one.in_flight;
+            all.submitted += one.submitted;
             if seat.trust().is_usable() {
                 all.stalled = all.stalled.max(one.stalled);
             }

@@ -168,7 +168,8 @@ impl Supervisor {
             });
         }
         let (progress, now) = (live.handle.progress(), Instant::now());
-        let has_work = progress.in_flight > 0 || plan.test.is_some();
+        // What the engine does not have yet is not its fault: a grammar may take its time where processors are busy.
+        let has_work = progress.submitted > 0 || plan.test.is_some();
         if has_work && progress.steps == plan.seen.0 {
             plan.quiet += (now - plan.seen.1).min(2 * self.tick);
         } else {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::chat_stream::ChatStream;
+use super::chat_stream::{ChatChunk, ChatStream};
 use super::logprobs::{ChatLogprobs, prompt_logprobs};
 use super::usage::{StreamOptions, Usage};
 use super::{new_id, now};
@@ -539,7 +539,7 @@ fn kwargs(model: &ServedModel, fields: &ChatFields) -> Result<Map<String, Value>
     responses(
         (status = 200, description = "The answer; with `stream` a stream of chunks", content(
             (ChatResponse = "application/json"),
-            (String = "text/event-stream"),
+            (ChatChunk<'static> = "text/event-stream"),
         )),
         (status = "4XX", description = "The request is refused", body = ErrorBody),
         (status = "5XX", description = "The server can't answer now", body = ErrorBody),

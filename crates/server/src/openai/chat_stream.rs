@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use qwen_models::tokenizer::Tokenizer;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use super::logprobs::ChatLogprobs;
 use super::usage::{StreamOptions, Usage};
@@ -34,27 +34,78 @@ pub(crate) struct ChatStream {
     tokenizer: Arc<Tokenizer>,
 }
 
-#[derive(Debug, Serialize)]
-struct Chunk<'a> {
+/// A chunk of an answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ChatChunk<'a> {
     id: &'a str,
+    /// `chat.completion.chunk`.
     object: &'static str,
+    /// Seconds since 1970.
     created: u64,
     model: &'a str,
-    choices: Vec<ChunkChoice>,
+    /// One; none in the last chunk, if usage was asked for.
+    choices: Vec<ChunkChoice<'a>>,
     system_fingerprint: Option<&'static str>,
     /// Absent unless usage was asked for, null until it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
 }
 
-#[derive(Debug, Serialize)]
-struct ChunkChoice {
+/// What a chunk adds to an answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ChunkChoice<'a> {
     index: usize,
-    delta: Value,
+    delta: ChatDelta<'a>,
     logprobs: Option<ChatLogprobs>,
+    /// `stop`, `length` or `tool_calls`; null in chunks but the last.
     finish_reason: Option<&'static str>,
+    /// The stop text or stop token that ended the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     stop_reason: Option<StopReason>,
+}
+
+/// What a chunk adds to the message.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(crate) struct ChatDelta<'a> {
+    /// `assistant`, in the first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallDelta<'a>>,
+}
+
+/// A call that begins, or more of its arguments.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CallDelta<'a> {
+    /// Which call of the message.
+    index: usize,
+    /// Where the call begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// `function`, where the call begins.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: FunctionDelta<'a>,
+}
+
+/// Which function, and more of the text of its arguments.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct FunctionDelta<'a> {
+    /// Where the call begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
+}
+
+/// A part that does not end the answer.
+const fn chunk(index: usize, delta: ChatDelta<'_>, logprobs: Option<ChatLogprobs>) -> ChunkChoice<'_> {
+    ChunkChoice { index, delta, logprobs, finish_reason: None, stop_reason: None }
 }
 
 impl ChatStream {
@@ -70,8 +121,8 @@ impl ChatStream {
         Self { id: new_id("chatcmpl-"), created: now(), model, choices, options, logprobs, alias, tokenizer }
     }
 
-    fn send(&self, choices: Vec<ChunkChoice>, usage: Option<Option<Usage>>, out: &mut Frames) {
-        out.data(&Chunk {
+    fn send(&self, choices: Vec<ChunkChoice<'_>>, usage: Option<Option<Usage>>, out: &mut Frames) {
+        out.data(&ChatChunk {
             id: &self.id,
             object: "chat.completion.chunk",
             created: self.created,
@@ -91,19 +142,21 @@ impl ChatStream {
         }
     }
 
-    fn delta(&self, piece: &Piece) -> Value {
+    fn delta<'a>(&self, piece: &'a Piece) -> ChatDelta<'a> {
+        let none = ChatDelta::default();
         match piece {
-            Piece::Reasoning(text) if self.alias => json!({ "reasoning_content": text, "reasoning": text }),
-            Piece::Reasoning(text) => json!({ "reasoning_content": text }),
-            Piece::Content(text) => json!({ "content": text }),
-            Piece::CallBegin { index, name } => json!({ "tool_calls": [{
-                "index": index,
-                "id": new_id("call_"),
-                "type": "function",
-                "function": { "name": name, "arguments": "" },
-            }] }),
+            Piece::Reasoning(text) => {
+                ChatDelta { reasoning_content: Some(text), reasoning: self.alias.then_some(text), ..none }
+            }
+            Piece::Content(text) => ChatDelta { content: Some(text), ..none },
+            Piece::CallBegin { index, name } => {
+                let function = FunctionDelta { name: Some(name), arguments: "" };
+                let call = CallDelta { index: *index, id: Some(new_id("call_")), kind: Some("function"), function };
+                ChatDelta { tool_calls: vec![call], ..none }
+            }
             Piece::CallArguments { index, text } => {
-                json!({ "tool_calls": [{ "index": index, "function": { "arguments": text } }] })
+                let function = FunctionDelta { name: None, arguments: text };
+                ChatDelta { tool_calls: vec![CallDelta { index: *index, id: None, kind: None, function }], ..none }
             }
         }
     }
@@ -116,30 +169,24 @@ impl Dialect for ChatStream {
             self.choices[at].logprobs.add(&self.tokenizer, token);
         }
         let usage = self.running_usage(tokens);
-        let chunk = |delta: Value, logprobs: Option<ChatLogprobs>| ChunkChoice {
-            index: at,
-            delta,
-            logprobs,
-            finish_reason: None,
-            stop_reason: None,
-        };
         // The role comes with the first token, not before: clients take the first chunk for its time.
         let speaks = !event.pieces.is_empty() || event.finish.is_some();
         if speaks && !std::mem::replace(&mut self.choices[at].begun, true) {
-            self.send(vec![chunk(json!({ "role": "assistant", "content": "" }), None)], usage, out);
+            let first = ChatDelta { role: Some("assistant"), content: Some(""), ..ChatDelta::default() };
+            self.send(vec![chunk(at, first, None)], usage, out);
         }
         for piece in &event.pieces {
             self.choices[at].has_calls |= matches!(piece, Piece::CallBegin { .. });
             let logprobs = self.choices[at].logprobs.take();
             let delta = self.delta(piece);
-            self.send(vec![chunk(delta, logprobs)], usage, out);
+            self.send(vec![chunk(at, delta, logprobs)], usage, out);
         }
         if let Some(finish) = &event.finish {
             let logprobs = self.choices[at].logprobs.take();
             let last = ChunkChoice {
                 finish_reason: Some(finish_name(finish, self.choices[at].has_calls)),
                 stop_reason: StopReason::of(finish),
-                ..chunk(Value::Object(Map::new()), logprobs)
+                ..chunk(at, ChatDelta::default(), logprobs)
             };
             self.send(vec![last], usage, out);
         }

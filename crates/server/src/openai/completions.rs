@@ -166,7 +166,7 @@ pub(crate) struct CompletionChoice {
     responses(
         (status = 200, description = "The answer; with `stream` a stream of chunks", content(
             (CompletionResponse = "application/json"),
-            (String = "text/event-stream"),
+            (CompletionResponse = "text/event-stream"),
         )),
         (status = "4XX", description = "The request is refused", body = ErrorBody),
         (status = "5XX", description = "The server can't answer now", body = ErrorBody),
