@@ -115,8 +115,10 @@ pub fn sin_cos<S: Simd>(s: S, x: S::V) -> ([f32; LANES], [f32; LANES]) {
         sines[i] = f32::from_bits(a.to_bits() ^ (quarter & 2) << 30);
         cosines[i] = f32::from_bits(b.to_bits() ^ (quarter.wrapping_add(1) & 2) << 30);
     }
-    if x.iter().any(|x| !(x.abs() <= REDUCIBLE)) {
-        for i in (0..LANES).filter(|&i| !(x[i].abs() <= REDUCIBLE)) {
+    // False for what is no number, too.
+    let reducible = x.map(|x| x.abs() <= REDUCIBLE);
+    if reducible != [true; LANES] {
+        for i in (0..LANES).filter(|&i| !reducible[i]) {
             let (sine, cosine) = f64::from(x[i]).sin_cos();
             (sines[i], cosines[i]) = (sine as f32, cosine as f32);
         }

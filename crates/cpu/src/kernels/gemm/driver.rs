@@ -6,15 +6,14 @@
 use std::ops::Range;
 
 use super::activations::{
-    Format, MAX_WIDTH, Seconds, Term, count_groups, find_spikes, padded_rows, round_spikes, round_tile, set_words,
-    tiles,
+    Format, MAX_WIDTH, Seconds, Term, count_groups, find_spikes, round_spikes, round_tile, set_words, tiles,
 };
 use super::bf16;
 use super::epilogue::{self, Store};
 use super::exact;
 use super::experts::{Block, active, blocks, max_slots};
 use super::form::PANEL;
-use super::panel::{CHUNK, Job, Mode, RUN_STRIDE, Rows, Spiked, Terms, Worker};
+use super::panel::{CHUNK, Job, Mode, Rows, Spiked, Terms, Worker, run_stride};
 use super::shares::Shares;
 use super::way::Way;
 use super::wide::{GROUP, WideGroup};
@@ -31,9 +30,9 @@ const MAX_BLOCK: usize = 16 * MAX_WIDTH;
 const SERIAL_PRODUCTS: usize = 64 << 10;
 /// Activations below which rounding them is left to the calling thread.
 const SERIAL_ROUNDING: usize = 16 << 10;
-/// Most rows with which panels of a gated unit are computed weight by weight, and most panels.
-const RUN_ROWS: usize = 4;
+/// Most panels of a run, and values of their accumulators: a quarter of a first-level cache.
 const RUN_UNITS: usize = 16;
+const RUN_VALUES: usize = 2048;
 /// Items per thread, so that a thread that is held up leaves little to wait for.
 const ITEMS_PER_THREAD: usize = 8;
 
@@ -554,7 +553,7 @@ impl<'a> Problem<'a> {
                 for (rows, segment) in rows.iter_mut().zip(self.segments) {
                     *rows = Some(self.rows(segment, block, words));
                 }
-                let (end, run) = (units.min(first + share), self.run_units(scratch, block));
+                let (end, run) = (units.min(first + share), Self::run_units(scratch, block));
                 for first in (first..end).step_by(run) {
                     self.units(first..end.min(first + run), block, &rows, &mut worker);
                 }
@@ -579,12 +578,11 @@ impl<'a> Problem<'a> {
         rows
     }
 
-    /// Panels that are computed before any of them is stored. Both weights of a gated unit are read, so with few rows one after the
-    /// other: processors read ahead in streams, which turns from one weight to the other would break.
-    fn run_units(&self, scratch: &Scratch, block: Block) -> usize {
-        let rows = padded_rows(block.rows);
-        let runs = block.rows == 1 || self.glu() && rows <= RUN_ROWS;
-        if runs { (scratch.acc() / (RUN_STRIDE * rows)).clamp(1, RUN_UNITS) } else { 1 }
+    /// Panels that are computed before any of them is stored, if rows are few: processors read ahead in streams, which turns between the
+    /// weights of a gated unit and work between panels would break.
+    fn run_units(scratch: &Scratch, block: Block) -> usize {
+        let most = scratch.acc().min(RUN_VALUES);
+        if block.rows <= MAX_WIDTH { (most / run_stride(block.rows)).clamp(1, RUN_UNITS) } else { 1 }
     }
 
     /// Some consecutive panels of output, of both segments for a gated unit. `rows` are the block's, for each segment.
@@ -613,7 +611,7 @@ impl<'a> Problem<'a> {
     /// Consecutive panels of a segment, of both for a gated unit.
     fn run_of_panels(&self, run: Run<'_>, block: Block, rows: &[Option<Rows<'_>>], worker: &mut Worker<'_>) {
         let Run { segments, panels, first_col } = run;
-        let acc_stride = RUN_STRIDE * padded_rows(block.rows);
+        let acc_stride = run_stride(block.rows);
         let tokens = |i: usize| self.x.row_ptr(self.source_row(block.first_row + i));
         for (side, (segment, rows)) in segments.iter().zip(rows.iter().flatten()).enumerate() {
             let job = |panel: usize| Job { way: self.way, segment, panel, block, rows: *rows, tokens: &tokens };

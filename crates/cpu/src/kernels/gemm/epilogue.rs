@@ -129,15 +129,22 @@ impl Store<'_> {
 }
 
 /// Adds second terms' sums, sixteen a row, to those of the rows that they belong to.
-pub(super) fn add_seconds(isa: Isa, acc: &mut [f32], seconds: &[f32], rows: Option<&[u32]>) {
-    dispatch(isa, AddSeconds { acc, seconds, rows });
+pub(super) fn add_seconds(isa: Isa, seconds: AddSeconds<'_>) {
+    dispatch(isa, seconds);
 }
 
-struct AddSeconds<'a> {
-    acc: &'a mut [f32],
-    seconds: &'a [f32],
+/// Sums of first terms and behind them those of second ones, of consecutive panels.
+pub(super) struct AddSeconds<'a> {
+    pub(super) acc: &'a mut [f32],
+    /// Accumulators from panel to panel.
+    pub(super) stride: usize,
+    pub(super) panels: usize,
+    /// Accumulators of first terms.
+    pub(super) firsts: usize,
+    /// Rows of second terms.
+    pub(super) count: usize,
     /// The row of each second term; absent: the same.
-    rows: Option<&'a [u32]>,
+    pub(super) rows: Option<&'a [u32]>,
 }
 
 impl Kernel for AddSeconds<'_> {
@@ -145,11 +152,14 @@ impl Kernel for AddSeconds<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (i, second) in self.seconds.as_chunks::<PANEL>().0.iter().enumerate() {
-            let row = self.rows.map_or(i, |rows| rows[i] as usize);
-            let sums = &mut self.acc[row * PANEL..][..PANEL];
-            // SAFETY: sixteen values each.
-            unsafe { s.store(sums.as_mut_ptr(), s.add(s.load(sums.as_ptr()), s.load(second.as_ptr()))) };
+        for acc in self.acc.chunks_mut(self.stride).take(self.panels) {
+            let (acc, seconds) = acc.split_at_mut(self.firsts);
+            for (i, second) in seconds.as_chunks::<PANEL>().0.iter().enumerate().take(self.count) {
+                let row = self.rows.map_or(i, |rows| rows[i] as usize);
+                let sums = &mut acc[row * PANEL..][..PANEL];
+                // SAFETY: sixteen values each.
+                unsafe { s.store(sums.as_mut_ptr(), s.add(s.load(sums.as_ptr()), s.load(second.as_ptr()))) };
+            }
         }
     }
 }

@@ -99,49 +99,9 @@ pub(super) unsafe fn tile<V: Vector, S: Source, const SUBS: usize, const W: usiz
     }
 }
 
-/// The entry points `few_rows` and `one_row_set` of an instruction set, by type.
+/// The entry point `few_rows` of an instruction set, by type.
 macro_rules! few_rows_entry {
     ($vector:ty, $features:literal) => {
-        #[target_feature(enable = $features)]
-        unsafe fn one_row_set_source<S: $crate::kernels::gemm::sources::Source, const SUBS: usize>(
-            panels: $crate::kernels::gemm::sources::Panels<'_>,
-            set: &[u32],
-            words: &[u32],
-            acc: &mut [f32],
-        ) {
-            use $crate::kernels::gemm::wide::{Ask, Stretch};
-            for (packed, acc) in panels.bytes.chunks_exact(panels.panel_bytes).zip(acc.chunks_mut(panels.stride)) {
-                let stretch = Stretch { packed, set: Some(set), begins: true, ask: Ask::NOTHING };
-                // SAFETY: the instructions are enabled here; whole blocks by the caller's promise.
-                unsafe { $crate::kernels::gemm::few::tile::<$vector, S, SUBS, 1, 1>(stretch, 0, words, acc) }
-            }
-        }
-
-        /// The products of a set of groups of consecutive panels with one row, whose words are those of these groups alone.
-        ///
-        /// # Safety
-        /// The processor has the instructions; panels are whole packed blocks.
-        pub(super) unsafe fn one_row_set(
-            dtype: DType,
-            format: Format,
-            panels: $crate::kernels::gemm::sources::Panels<'_>,
-            set: &[u32],
-            words: &[u32],
-            acc: &mut [f32],
-        ) {
-            macro_rules! call {
-                ($source:ident) => {{
-                    type S = $crate::kernels::gemm::sources::$source;
-                    match <S as $crate::kernels::gemm::sources::Source>::HALVES == 1 && format.subs == 1 {
-                        true => one_row_set_source::<S, 1>(panels, set, words, acc),
-                        false => one_row_set_source::<S, 2>(panels, set, words, acc),
-                    }
-                }};
-            }
-            // SAFETY: the caller's promise.
-            unsafe { $crate::kernels::gemm::sources::with_source!(dtype, call) }
-        }
-
         #[target_feature(enable = $features)]
         unsafe fn few_rows_source<
             S: $crate::kernels::gemm::sources::Source,
@@ -149,24 +109,37 @@ macro_rules! few_rows_entry {
             const W: usize,
             const COUNT: usize,
         >(
-            stretch: $crate::kernels::gemm::wide::Stretch<'_>,
+            stretches: $crate::kernels::gemm::wide::Stretches<'_>,
             words: &[u32],
             acc: &mut [f32],
         ) {
-            for first in (0..W).step_by(COUNT) {
-                // SAFETY: the instructions are enabled here; whole blocks by the caller's promise.
-                unsafe { $crate::kernels::gemm::few::tile::<$vector, S, SUBS, W, COUNT>(stretch, first, words, acc) }
+            use $crate::kernels::gemm::wide::{RUNS, Stretch};
+            let $crate::kernels::gemm::wide::Stretches { panels, stretch_bytes, set, begins, asks } = stretches;
+            let group_words = W * (RUNS + 3 * SUBS);
+            for (panel, acc) in panels.bytes.chunks_exact(panels.panel_bytes).zip(acc.chunks_mut(panels.stride)) {
+                let mut group = 0;
+                for packed in panel.chunks(stretch_bytes) {
+                    let stretch = Stretch { packed, set, begins: begins && group == 0, ask: asks.behind(packed) };
+                    let words = &words[group * group_words..];
+                    for first in (0..W).step_by(COUNT) {
+                        // SAFETY: the instructions are enabled here; whole blocks by the caller's promise.
+                        unsafe {
+                            $crate::kernels::gemm::few::tile::<$vector, S, SUBS, W, COUNT>(stretch, first, words, acc);
+                        }
+                    }
+                    group += packed.len() / S::BLOCK_BYTES * S::GROUPS;
+                }
             }
         }
 
-        /// Adds the products of a stretch of a panel of a type with a tile of `width` rows to `acc`.
+        /// Adds the products of stretches of panels of a type with a tile of `width` rows to `acc`.
         ///
         /// # Safety
-        /// The processor has the instructions; the stretch is whole packed blocks.
+        /// The processor has the instructions; stretches are whole packed blocks.
         pub(super) unsafe fn few_rows(
             dtype: DType,
             format: Format,
-            stretch: $crate::kernels::gemm::wide::Stretch<'_>,
+            stretches: $crate::kernels::gemm::wide::Stretches<'_>,
             width: usize,
             words: &[u32],
             acc: &mut [f32],
@@ -176,18 +149,18 @@ macro_rules! few_rows_entry {
                     type S = $crate::kernels::gemm::sources::$source;
                     let one_scale = <S as $crate::kernels::gemm::sources::Source>::HALVES == 1 && format.subs == 1;
                     match (one_scale, width) {
-                        (true, 1) => few_rows_source::<S, 1, 1, 1>(stretch, words, acc),
-                        (true, 2) => few_rows_source::<S, 1, 2, 2>(stretch, words, acc),
-                        (true, 4) => few_rows_source::<S, 1, 4, 4>(stretch, words, acc),
-                        (true, 8) => few_rows_source::<S, 1, 8, 8>(stretch, words, acc),
-                        (true, 12) => few_rows_source::<S, 1, 12, 12>(stretch, words, acc),
-                        (true, _) => few_rows_source::<S, 1, 16, 8>(stretch, words, acc),
-                        (false, 1) => few_rows_source::<S, 2, 1, 1>(stretch, words, acc),
-                        (false, 2) => few_rows_source::<S, 2, 2, 2>(stretch, words, acc),
-                        (false, 4) => few_rows_source::<S, 2, 4, 4>(stretch, words, acc),
-                        (false, 8) => few_rows_source::<S, 2, 8, 8>(stretch, words, acc),
-                        (false, 12) => few_rows_source::<S, 2, 12, 12>(stretch, words, acc),
-                        (false, _) => few_rows_source::<S, 2, 16, 8>(stretch, words, acc),
+                        (true, 1) => few_rows_source::<S, 1, 1, 1>(stretches, words, acc),
+                        (true, 2) => few_rows_source::<S, 1, 2, 2>(stretches, words, acc),
+                        (true, 4) => few_rows_source::<S, 1, 4, 4>(stretches, words, acc),
+                        (true, 8) => few_rows_source::<S, 1, 8, 8>(stretches, words, acc),
+                        (true, 12) => few_rows_source::<S, 1, 12, 12>(stretches, words, acc),
+                        (true, _) => few_rows_source::<S, 1, 16, 8>(stretches, words, acc),
+                        (false, 1) => few_rows_source::<S, 2, 1, 1>(stretches, words, acc),
+                        (false, 2) => few_rows_source::<S, 2, 2, 2>(stretches, words, acc),
+                        (false, 4) => few_rows_source::<S, 2, 4, 4>(stretches, words, acc),
+                        (false, 8) => few_rows_source::<S, 2, 8, 8>(stretches, words, acc),
+                        (false, 12) => few_rows_source::<S, 2, 12, 12>(stretches, words, acc),
+                        (false, _) => few_rows_source::<S, 2, 16, 8>(stretches, words, acc),
                     }
                 }};
             }

@@ -19,7 +19,7 @@ use qwen_formats::DType;
 use super::activations::Format;
 use super::form::PANEL;
 use super::vector::Vector;
-use super::wide::{RUNS, Stretch, WideGroup};
+use super::wide::{Panels, RUNS, Stretches, WideGroup};
 use crate::isa::{has_neon_dot, has_neon_i8mm};
 
 /// How four inputs of four rows are multiplied.
@@ -329,29 +329,29 @@ pub(super) fn unpack(dtype: DType, packed: &[u8], wide: &mut [WideGroup]) {
     unsafe { by_smull::unpack::<0>(dtype, packed, wide) };
 }
 
-/// Adds a whole panel of a type times one row.
+/// Panels of a type times one row.
 ///
 /// # Safety
-/// `words` are tiles of one row over the panel's inputs, the second empty if there is no second term.
-pub(super) unsafe fn gemv(dtype: DType, format: Format, panel: &[u8], words: [&[u32]; 2], acc: &mut [f32; PANEL]) {
+/// `words` are tiles of one row over a panel's inputs, the second empty if there is no second term.
+pub(super) unsafe fn gemv(dtype: DType, format: Format, panels: Panels<'_>, words: [&[u32]; 2], acc: &mut [f32]) {
     // SAFETY: the caller's promise; the instructions are asked for.
     unsafe {
         if has_neon_dot() {
-            by_sdot::gemv::<0>(dtype, format, panel, words, acc);
+            by_sdot::gemv::<0>(dtype, format, panels, words, acc);
         } else {
-            by_smull::gemv::<0>(dtype, format, panel, words, acc);
+            by_smull::gemv::<0>(dtype, format, panels, words, acc);
         }
     }
 }
 
-/// Adds the products of a stretch of a panel of a type with a tile of `width` rows to `acc`.
+/// Adds the products of stretches of panels of a type with a tile of `width` rows to `acc`.
 ///
 /// # Safety
-/// The stretch is whole packed blocks.
+/// Stretches are whole packed blocks.
 pub(super) unsafe fn few_rows(
     dtype: DType,
     format: Format,
-    stretch: Stretch<'_>,
+    stretches: Stretches<'_>,
     width: usize,
     words: &[u32],
     acc: &mut [f32],
@@ -359,9 +359,9 @@ pub(super) unsafe fn few_rows(
     // SAFETY: the caller's promise; the instructions are asked for.
     unsafe {
         if has_neon_dot() {
-            by_sdot::few_rows(dtype, format, stretch, width, words, acc);
+            by_sdot::few_rows(dtype, format, stretches, width, words, acc);
         } else {
-            by_smull::few_rows(dtype, format, stretch, width, words, acc);
+            by_smull::few_rows(dtype, format, stretches, width, words, acc);
         }
     }
 }

@@ -2,15 +2,14 @@
 
 use super::activations::{Format, MAX_WIDTH, Seconds, groups_in, padded_rows, rows_together, tile_width, tiles};
 use super::bf16;
-use super::epilogue::add_seconds;
+use super::epilogue::{AddSeconds, add_seconds};
 use super::exact;
 use super::experts::Block;
 use super::f8;
 use super::float::{self, Plain};
 use super::form::{Form, PANEL};
-use super::sources::Panels;
 use super::way::{Path, Way};
-use super::wide::{Ask, GROUP, Stretch, Tiles, WideGroup};
+use super::wide::{Ask, Asks, GROUP, Panels, Stretches, Tiles, WideGroup};
 use super::widen::{self, Scales};
 use super::{Compute, Segment, WeightLayout};
 use crate::isa::Isa;
@@ -22,8 +21,10 @@ pub(super) const CHUNK: usize = 18;
 /// well enough by themselves as long as reading is all they do.
 const ASKING_ROWS: usize = 5;
 
-/// Sums from panel to panel of a run: those of first terms, and of second ones.
-pub(super) const RUN_STRIDE: usize = 2 * PANEL;
+/// Accumulators from panel to panel of a run: those of first terms, and as many of second ones.
+pub(super) const fn run_stride(rows: usize) -> usize {
+    2 * PANEL * padded_rows(rows)
+}
 
 /// How a weight meets its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,27 +237,29 @@ impl Job<'_> {
 
     fn rounded(&self, form: Form, format: Format, wide: &mut [WideGroup], acc: &mut [f32]) {
         let path = self.way.path(self.block.rows, format.subs);
-        if let Path::OneRow { ahead } = path {
-            return self.one_row(form, format, ahead, 1, acc);
+        if !matches!(path, Path::Vectors | Path::Tiles) {
+            return self.packed(form, format, path, 1, acc);
         }
-        let firsts = padded_rows(self.rows.terms[0].count) * PANEL;
-        let (acc, second_acc) = acc.split_at_mut(firsts);
-        let second_acc = &mut second_acc[..padded_rows(self.rows.terms[1].count) * PANEL];
-        match path {
-            // Done above.
-            Path::OneRow { .. } => {}
-            Path::FewRows { ahead } => {
-                self.few_rows(form, format, ahead || self.block.rows >= ASKING_ROWS, self.rows.terms[0], acc);
-                self.few_rows(form, format, false, self.rows.terms[1], second_acc);
-            }
-            Path::Vectors | Path::Tiles => {
-                acc.fill(0.0);
-                second_acc.fill(0.0);
-                self.by_stretches(form, format, path, wide, acc, second_acc);
-            }
+        let [first, second] = self.rows.terms;
+        {
+            let (acc, seconds) = acc.split_at_mut(padded_rows(first.count) * PANEL);
+            let seconds = &mut seconds[..padded_rows(second.count) * PANEL];
+            acc.fill(0.0);
+            seconds.fill(0.0);
+            self.by_stretches(form, format, path, wide, acc, seconds);
         }
-        let seconds = &second_acc[..self.rows.terms[1].count * PANEL];
-        add_seconds(self.way.isa, acc, seconds, self.rows.spiked.map(|spiked| spiked.rows));
+        self.add_seconds(1, acc);
+    }
+
+    /// Adds the sums of second terms to those of first ones, of consecutive panels.
+    fn add_seconds(&self, panels: usize, acc: &mut [f32]) {
+        let [first, second] = self.rows.terms;
+        if second.count > 0 {
+            let rows = self.rows.spiked.map(|spiked| spiked.rows);
+            let firsts = padded_rows(first.count) * PANEL;
+            let stride = if panels == 1 { acc.len() } else { self.run_stride() };
+            add_seconds(self.way.isa, AddSeconds { acc, stride, panels, firsts, count: second.count, rows });
+        }
     }
 
     /// Unpacks the panel by stretches, each multiplied with all rows.
@@ -330,27 +333,56 @@ impl Job<'_> {
     /// Whether consecutive panels are computed by one call of [`run_of_panels`](Self::run_of_panels).
     pub(super) fn takes_runs(&self) -> bool {
         let Mode::Rounded(_, format, _) = self.rows.mode else { return false };
-        matches!(self.way.path(self.block.rows, format.subs), Path::OneRow { .. })
+        let path = self.way.path(self.block.rows, format.subs);
+        self.block.rows <= MAX_WIDTH && !matches!(path, Path::Vectors | Path::Tiles)
     }
 
-    /// Computes so many panels from this one on, for a block's only row, into the accumulators of one side, [`RUN_STRIDE`] from
-    /// panel to panel. Between two panels nothing keeps the processor from reading on.
+    /// Computes so many panels from this one on into the accumulators of one side, [`run_stride`](Self::run_stride) from panel to
+    /// panel. Between two panels nothing keeps the processor from reading on.
     pub(super) fn run_of_panels(&self, worker: &mut Worker<'_>, side: usize, panels: usize) {
         let Mode::Rounded(form, format, _) = self.rows.mode else { return };
-        let Path::OneRow { ahead } = self.way.path(self.block.rows, format.subs) else { return };
-        self.one_row(form, format, ahead, panels, &mut *worker.acc[side]);
+        let path = self.way.path(self.block.rows, format.subs);
+        self.packed(form, format, path, panels, &mut *worker.acc[side]);
     }
 
-    /// The products of a block's only row with consecutive panels straight from the packed form. For [`Path::OneRow`], which vector
-    /// instruction sets alone have.
-    fn one_row(&self, form: Form, format: Format, ahead: bool, panels: usize, acc: &mut [f32]) {
-        let [first, second] = self.rows.terms;
-        let words = [first.words, if self.rows.spiked.is_none() { second.words } else { &[] }];
+    /// Accumulators from panel to panel of a run.
+    const fn run_stride(&self) -> usize {
+        run_stride(self.block.rows)
+    }
+
+    /// The products of a block's rows with consecutive panels, straight from the packed form: for [`Path::OneRow`] and
+    /// [`Path::FewRows`], which vector instruction sets alone have.
+    fn packed(&self, form: Form, format: Format, path: Path, panels: usize, acc: &mut [f32]) {
         let layout = &self.segment.layout;
-        let (dtype, panel_bytes) = (form.dtype, PANEL * layout.row_bytes());
+        let panel_bytes = PANEL * layout.row_bytes();
         let expert = &self.segment.weight[self.block.expert * layout.weight_bytes()..][..layout.weight_bytes()];
         let bytes = &expert[self.panel * panel_bytes..][..panels * panel_bytes];
-        let panels = Panels { bytes, panel_bytes, stride: RUN_STRIDE };
+        let run = Panels { bytes, panel_bytes, stride: if panels == 1 { acc.len() } else { self.run_stride() } };
+        let [first, second] = self.rows.terms;
+        match path {
+            Path::OneRow { ahead } => {
+                self.one_row(form, format, ahead, run, acc);
+                if self.rows.spiked.is_none() {
+                    return;
+                }
+            }
+            Path::FewRows { ahead } => {
+                self.few_rows(form, format, ahead || self.block.rows >= ASKING_ROWS, first, run, acc);
+            }
+            Path::Vectors | Path::Tiles => {}
+        }
+        // Their sums lie behind those of the first terms.
+        if second.count > 0 {
+            self.few_rows(form, format, false, second, run, &mut acc[padded_rows(first.count) * PANEL..]);
+        }
+        self.add_seconds(panels, acc);
+    }
+
+    /// The products of a block's only row with panels straight from the packed form; second terms too, if they are everywhere.
+    fn one_row(&self, form: Form, format: Format, ahead: bool, panels: Panels<'_>, acc: &mut [f32]) {
+        let [first, second] = self.rows.terms;
+        let words = [first.words, if self.rows.spiked.is_none() { second.words } else { &[] }];
+        let dtype = form.dtype;
         // SAFETY: the instructions were detected; panels are whole blocks and the words one row over their inputs.
         #[cfg(target_arch = "x86_64")]
         unsafe {
@@ -365,81 +397,69 @@ impl Job<'_> {
         unsafe {
             super::neon::gemv(dtype, format, panels, words, acc);
         }
-        if let Some(Spiked { groups, .. }) = self.rows.spiked.filter(|_| second.count > 0) {
-            // Second terms' sums lie behind those of the first.
-            let seconds = &mut acc[PANEL..];
-            // SAFETY: as above, words of the groups of the set.
-            #[cfg(target_arch = "x86_64")]
-            unsafe {
-                match self.way.isa >= Isa::Avx512 {
-                    true => super::avx512::one_row_set(dtype, format, panels, groups, second.words, seconds),
-                    false => super::avx2::one_row_set(dtype, format, panels, groups, second.words, seconds),
-                }
-            }
-            // SAFETY: as above.
-            #[cfg(target_arch = "aarch64")]
-            unsafe {
-                super::neon::one_row_set(dtype, format, panels, groups, second.words, seconds);
-            }
-            for acc in acc.chunks_mut(RUN_STRIDE).take(bytes.len() / panel_bytes) {
-                let (acc, seconds) = acc.split_at_mut(PANEL);
-                acc.iter_mut().zip(seconds).for_each(|(acc, second)| *acc += *second);
-            }
-        }
         let _ = (dtype, format, ahead, panels, words, acc);
     }
 
-    /// The products of some terms straight from the packed form, for vector instruction sets: by stretches if what comes next is asked
-    /// for, each by all tiles.
-    fn few_rows(&self, form: Form, format: Format, asks: bool, terms: Terms<'_>, acc: &mut [f32]) {
-        let (panel, group_words) = (self.panel_bytes(), format.group_words());
+    /// The products of some terms with panels straight from the packed form, for vector instruction sets: by stretches if what comes
+    /// next is asked for, each by all tiles.
+    fn few_rows(&self, form: Form, format: Format, asks: bool, terms: Terms<'_>, panels: Panels<'_>, acc: &mut [f32]) {
+        let group_words = format.group_words();
         let all = terms.groups == self.segment.layout.k() / GROUP;
         let set = self.rows.spiked.map(|spiked| spiked.groups).filter(|_| !all);
-        let stretch_bytes = if asks { self.stretch_bytes(form) } else { panel.len() };
+        let stretch_bytes = if asks { self.stretch_bytes(form) } else { panels.panel_bytes };
         let passes: usize = tiles(terms.count).map(|(_, width)| width / rows_together(width)).sum();
         let group_bytes = (form.packed_block_bytes() / form.groups()).div_ceil(passes.max(1));
-        let mut first_group = 0;
-        for packed in panel.chunks(stretch_bytes) {
-            let groups = packed.len() / form.packed_block_bytes() * form.groups();
-            // Behind the last stretch of a panel is the next panel; behind the last of a weight may be anything, which does no harm.
-            let mut ask = Ask { next: packed.as_ptr().wrapping_add(packed.len()), group_bytes };
-            for (row, width) in tiles(terms.count) {
-                let words = &terms.words[(row * terms.groups + first_group * width) * group_words..];
-                let stretch =
-                    Stretch { packed, set, begins: first_group == 0, ask: if asks { ask } else { Ask::NOTHING } };
-                self.few_rows_tile(form, format, stretch, width, words, &mut acc[row * PANEL..][..width * PANEL]);
-                ask.next = ask.next.wrapping_add(width / rows_together(width) * groups * group_bytes);
+        let next = Asks { offset: 0, group_bytes: if asks { group_bytes } else { 0 } };
+        if terms.count <= MAX_WIDTH {
+            let run = Stretches { panels, stretch_bytes, set, begins: true, asks: next };
+            return self.few_rows_tile(form, format, run, tile_width(terms.count), terms.words, acc);
+        }
+        let panel_acc = acc.chunks_mut(panels.stride);
+        for (panel, acc) in panels.bytes.chunks_exact(panels.panel_bytes).zip(panel_acc) {
+            let mut group = 0;
+            for packed in panel.chunks(stretch_bytes) {
+                let groups = packed.len() / form.packed_block_bytes() * form.groups();
+                let mut asks = next;
+                for (row, width) in tiles(terms.count) {
+                    let words = &terms.words[(row * terms.groups + group * width) * group_words..];
+                    let acc = &mut acc[row * PANEL..][..width * PANEL];
+                    let piece = Panels { bytes: packed, panel_bytes: packed.len(), stride: acc.len() };
+                    let stretch =
+                        Stretches { panels: piece, stretch_bytes: packed.len(), set, begins: group == 0, asks };
+                    self.few_rows_tile(form, format, stretch, width, words, acc);
+                    asks.offset += width / rows_together(width) * groups * group_bytes;
+                }
+                group += groups;
             }
-            first_group += groups;
         }
     }
 
-    /// One tile of [`few_rows`](Self::few_rows) times a stretch.
+    /// One tile of [`few_rows`](Self::few_rows) times stretches.
     fn few_rows_tile(
         &self,
         form: Form,
         format: Format,
-        stretch: Stretch<'_>,
+        stretches: Stretches<'_>,
         width: usize,
         words: &[u32],
         acc: &mut [f32],
     ) {
         let dtype = form.dtype;
-        // SAFETY: the instructions were detected; the stretch is whole blocks.
+        // SAFETY: the instructions were detected; stretches are whole blocks.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             if self.way.isa >= Isa::Avx512 {
-                super::avx512::few_rows(dtype, format, stretch, width, words, acc);
+                super::avx512::few_rows(dtype, format, stretches, width, words, acc);
             } else {
-                super::avx2::few_rows(dtype, format, stretch, width, words, acc);
+                super::avx2::few_rows(dtype, format, stretches, width, words, acc);
             }
         }
         // SAFETY: as above.
         #[cfg(target_arch = "aarch64")]
         unsafe {
-            super::neon::few_rows(dtype, format, stretch, width, words, acc);
+            super::neon::few_rows(dtype, format, stretches, width, words, acc);
         }
-        let _ = (dtype, format, stretch, width, words, acc);
+        let _ = (dtype, format, stretches, width, words, acc);
     }
 }
 

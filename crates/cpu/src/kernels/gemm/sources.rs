@@ -3,7 +3,7 @@
 
 use super::form::{LEVELS, PANEL};
 use super::vector::{Group, Vector};
-use super::wide::{RUNS, WideGroup};
+use super::wide::{Panels, RUNS, WideGroup};
 
 /// In place of a number that is added to codes: the type's own offset, or 0 where that is 128.
 pub(super) const OWN: u8 = u8::MAX;
@@ -76,16 +76,6 @@ pub(super) unsafe fn unpack<V: Vector, S: Source, const ZERO: u8>(packed: &[u8],
             }
         }
     }
-}
-
-/// Consecutive packed panels, and where their sums go.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Panels<'a> {
-    /// Whole packed panels.
-    pub(super) bytes: &'a [u8],
-    pub(super) panel_bytes: usize,
-    /// Sums from panel to panel, at least sixteen.
-    pub(super) stride: usize,
 }
 
 /// Consecutive panels times one row, straight from the packed form, asking for memory `AHEAD` bytes ahead if that isn't 0.
@@ -549,7 +539,7 @@ macro_rules! gemv_entry {
             const TERMS: usize,
             const AHEAD: usize,
         >(
-            panels: $crate::kernels::gemm::sources::Panels<'_>,
+            panels: $crate::kernels::gemm::wide::Panels<'_>,
             words: [&[u32]; 2],
             acc: &mut [f32],
         ) {
@@ -565,7 +555,7 @@ macro_rules! gemv_entry {
         pub(super) unsafe fn gemv<const AHEAD: usize>(
             dtype: DType,
             format: Format,
-            panels: $crate::kernels::gemm::sources::Panels<'_>,
+            panels: $crate::kernels::gemm::wide::Panels<'_>,
             words: [&[u32]; 2],
             acc: &mut [f32],
         ) {

@@ -53,6 +53,48 @@ pub(super) struct Stretch<'a> {
     pub(super) ask: Ask,
 }
 
+/// Stretches of consecutive panels, all of which one tile is multiplied with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stretches<'a> {
+    pub(super) panels: Panels<'a>,
+    /// Bytes of a stretch, the last of a panel being the rest.
+    pub(super) stretch_bytes: usize,
+    /// Those of a panel's groups that the tile has, if the panel is one stretch; absent: all.
+    pub(super) set: Option<&'a [u32]>,
+    /// Sums begin with each panel, instead of going on from those that are there.
+    pub(super) begins: bool,
+    pub(super) asks: Asks,
+}
+
+/// Consecutive packed panels, or a piece of one, and where their sums go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Panels<'a> {
+    /// Whole packed blocks.
+    pub(super) bytes: &'a [u8],
+    pub(super) panel_bytes: usize,
+    /// Sums from panel to panel, at least sixteen a row.
+    pub(super) stride: usize,
+}
+
+/// What is asked for while a stretch is multiplied: something behind it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asks {
+    /// Bytes from the stretch's end.
+    pub(super) offset: usize,
+    /// Bytes with each group.
+    pub(super) group_bytes: usize,
+}
+
+impl Asks {
+    /// What follows a stretch. Behind the last of a panel is the next panel; behind the last of a weight may be anything, which does
+    /// no harm.
+    #[inline(always)]
+    pub(super) const fn behind(self, packed: &[u8]) -> Ask {
+        let next = packed.as_ptr().wrapping_add(packed.len()).wrapping_add(self.offset);
+        Ask { next, group_bytes: self.group_bytes }
+    }
+}
+
 /// Memory that is asked for while tiles are multiplied, a share with each group: all at once would fill the processor's buffers of
 /// outstanding lines, and the tiles' own loads would wait behind them.
 #[derive(Debug, Clone, Copy)]
