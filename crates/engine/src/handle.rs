@@ -36,7 +36,10 @@ pub type Outputs = UnboundedReceiver<Output>;
 pub enum SubmitError {
     /// The request itself: it would be refused again.
     #[error(transparent)]
-    Refused(#[from] EngineError),
+    Refused(EngineError),
+    /// There is no thread for the request's grammar: try again later.
+    #[error(transparent)]
+    Compilers(EngineError),
     /// Too many requests are in flight: try again later.
     #[error("{in_flight} requests are in flight, at most {limit} are taken; try again later")]
     Overloaded {
@@ -54,6 +57,15 @@ pub enum SubmitError {
     /// Every device is out of order.
     #[error("no device is in order now: each is in quarantine until a test of it succeeds; try again later")]
     Unavailable,
+}
+
+impl From<EngineError> for SubmitError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::CompilersBusy { .. } => Self::Compilers(error),
+            error => Self::Refused(error),
+        }
+    }
 }
 
 /// What a model is, for whoever speaks to its engine.
