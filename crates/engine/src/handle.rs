@@ -38,8 +38,11 @@ pub enum SubmitError {
     #[error(transparent)]
     Refused(EngineError),
     /// There is no thread for the request's grammar: try again later.
-    #[error(transparent)]
-    Compilers(EngineError),
+    #[error("{at_once} grammars at a time are compiled, and too many wait; try again later, or ask without one")]
+    CompilersBusy {
+        /// Grammars that are compiled at the same time.
+        at_once: usize,
+    },
     /// Too many requests are in flight: try again later.
     #[error("{in_flight} requests are in flight, at most {limit} are taken; try again later")]
     Overloaded {
@@ -62,7 +65,7 @@ pub enum SubmitError {
 impl From<EngineError> for SubmitError {
     fn from(error: EngineError) -> Self {
         match error {
-            EngineError::CompilersBusy { .. } => Self::Compilers(error),
+            EngineError::CompilersBusy { at_once } => Self::CompilersBusy { at_once },
             error => Self::Refused(error),
         }
     }

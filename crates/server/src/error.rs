@@ -256,7 +256,7 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::Refused(error) => error.into(),
-            SubmitError::Overloaded { .. } | SubmitError::Compilers(_) => {
+            SubmitError::Overloaded { .. } | SubmitError::CompilersBusy { .. } => {
                 Self::new(Kind::Busy, message).code("server_overloaded").retry_after(1)
             }
             SubmitError::Draining => Self::new(Kind::Unavailable, message).code("draining").retry_after(5),
