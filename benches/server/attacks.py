@@ -6,6 +6,7 @@ connection may also be closed without a word, because what came was no HTTP.
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import client
 
@@ -13,6 +14,8 @@ CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completion
 REFUSED = frozenset({400})
 # A grammar that compiles within its budget is no attack; its answer is four tokens.
 HARMLESS = frozenset({200, 400})
+# A grammar that fuzzing found.
+REPETITIONS = (Path(__file__).resolve().parent.parent.parent / "fuzz/corpus/gbnf/nested_repetitions").read_text()
 
 
 @dataclass
@@ -117,6 +120,16 @@ def attacks(address, budgets, trap):
         post("a grammar that never ends", chat(guided_grammar="start: start start"), statuses=HARMLESS, budget=grammar),
         post("a grammar of a billion letters", chat(guided_grammar='start: "a" ~ 1000000000'), statuses=HARMLESS, budget=grammar),
         post("a grammar of a megabyte", chat(guided_grammar="x" * 1_000_000), statuses=HARMLESS, budget=grammar),
+        post("repetitions of thousands within each other", chat(grammar=REPETITIONS), budget=grammar),
+        post("terminals that are repetitions of repetitions", chat(guided_grammar="start: " + " | ".join(
+            f"A{number}" for number in range(200)) + "".join(
+            f"\nA{number}: (((/[ab]/{{0,{900 + number}}} /[bc]/{{0,800}}){{0,700}} /[ac]?/{{0,700}}){{0,600}}) & /(?s:.)+/"
+            for number in range(200))), statuses=HARMLESS, budget=grammar),
+        post("a schema of ten choices at once", chat(guided_json={"type": "object", "allOf": [
+            {"anyOf": [{"properties": {f"k{one}{other}": {"type": "string"}}} for other in range(2)]} for one in range(10)]}),
+             statuses=HARMLESS, budget=grammar),
+        post("a choice of 1,000 objects", chat(guided_json={"anyOf": [
+            {"type": "object", "properties": {f"k{number}": {}}} for number in range(1000)]}), statuses=HARMLESS, budget=grammar),
         post("4,096 choices of 1,000 letters", chat(guided_choice=["x" * 1000] * 4096), statuses=HARMLESS, budget=grammar),
         post("a template", chat(chat_template="{% for i in range(10**9) %}x{% endfor %}")),
         post("a template by its arguments", chat(chat_template_kwargs={"chat_template": "{{ 1 }}"})),

@@ -8,22 +8,43 @@
 //! - a set is a function of the tokens of the answer: not of drafts, of preemption, or of when it was computed;
 //! - end of text is possible exactly where the grammar may end; an answer that can't go on ends.
 
+mod schema;
+mod threads;
+
+use std::fmt::Display;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::earley::lexerspec::LexerSpec;
+use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use qwen_models::tokenizer::Tokenizer;
 
-use crate::{Constraint, EngineError, Grammar, gbnf_to_lark, lark};
+use crate::{ClientKey, Constraint, EngineError, Grammar, gbnf_to_lark, lark};
+use threads::{NoResult, ThreadPool, Threads};
 
 /// Most bytes of the text of a grammar.
 pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
 /// Bytes that a grammar's automaton may come to while it runs: its states at 2 KiB each and its rules.
 pub const GRAMMAR_MEMORY: u64 = 24 << 20;
-/// Stack of the thread that compiles a grammar: 16 KiB for each of the levels that one may have.
-const STACK_BYTES: usize = lark::MAX_LEVELS << 14;
+/// Work of llguidance for the first character of any text, in the unit of its limits: 0.1 to 0.3 s.
+const FIRST_BYTES_WORK: u64 = 2_000_000;
+/// Most classes of an expression that come to hundreds of ranges each: reading one takes up to 1.5 ms, before any limit counts.
+const MAX_CLASSES: usize = 256;
+/// Longest that anybody waits for a grammar. Its work is limited, so this is for work that nobody foresaw, and for machines whose
+/// processors others have.
+const COMPILE_TIME: Duration = Duration::from_secs(60);
+/// Threads that compile grammars.
+const THREADS: Threads = Threads {
+    at_once: 8,
+    of_a_client: 6,
+    waiting: 256,
+    // 16 KiB for each of the levels that a grammar may have.
+    stack: lark::MAX_LEVELS << 14,
+};
 
 /// Work that llguidance does at most: about 20 ms for compiling what is usual, 0.4 s for what was made to cost, 4 ms for a step.
 fn parser_limits() -> ParserLimits {
@@ -42,18 +63,29 @@ fn parser_limits() -> ParserLimits {
 
 /// Compiles grammars for a vocabulary.
 pub(crate) struct GrammarCompiler {
+    vocabulary: Arc<Vocabulary>,
+    threads: ThreadPool,
+}
+
+/// What the grammars of a model share.
+struct Vocabulary {
     factory: ParserFactory,
     tokenizer: Arc<Tokenizer>,
 }
 
 impl std::fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GrammarCompiler").finish_non_exhaustive()
+        f.debug_struct("GrammarCompiler").field("threads", &self.threads).finish_non_exhaustive()
     }
 }
 
 fn refused(found: impl Into<String>) -> EngineError {
     EngineError::Grammar { reason: found.into() }
+}
+
+/// As llguidance tells it.
+fn refused_by(error: impl Display) -> EngineError {
+    refused(one_line(&error.to_string()))
 }
 
 impl GrammarCompiler {
@@ -76,28 +108,47 @@ impl GrammarCompiler {
             .map_err(|error| refused(format!("the vocabulary: {error}")))?;
         factory.quiet();
         *factory.limits_mut() = parser_limits();
-        Ok(Self { factory, tokenizer })
+        Ok(Self { vocabulary: Arc::new(Vocabulary { factory, tokenizer }), threads: ThreadPool::new(THREADS) })
     }
 
-    /// Checks and compiles. Work is limited, not time: whether a grammar is taken does not depend on who else is busy.
-    pub(crate) fn compile(&self, constraint: &Constraint) -> Result<ConstraintState, EngineError> {
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
-            let thread = thread
-                .spawn_scoped(scope, || {
-                    qwen_hal::work_in_background();
-                    self.compile_here(constraint)
-                })
-                .map_err(|error| refused(format!("there is no thread to compile it: {error}")))?;
-            thread.join().unwrap_or_else(|_| Err(refused("its compiler failed")))
-        })
+    /// Checks and compiles. Work is limited, and time only as a last resort: whether a grammar is taken does not depend on who else is
+    /// busy.
+    pub(crate) fn compile(
+        &self,
+        constraint: &Constraint,
+        client: ClientKey,
+        deadline: Option<Instant>,
+    ) -> Result<ConstraintState, EngineError> {
+        let latest = Instant::now() + COMPILE_TIME;
+        let until = deadline.map_or(latest, |deadline| deadline.min(latest));
+        let (vocabulary, constraint) = (Arc::clone(&self.vocabulary), constraint.clone());
+        self.threads
+            .run(client, until, move || vocabulary.compile(&constraint))
+            .unwrap_or_else(|why| Err(no_result(why)))
     }
+}
 
-    fn compile_here(&self, constraint: &Constraint) -> Result<ConstraintState, EngineError> {
-        let grammar = source(&constraint.grammar)?;
-        let parser = self.factory.create_parser(grammar).map_err(|error| refused(one_line(&error.to_string())))?;
+fn no_result(why: NoResult) -> EngineError {
+    match why {
+        NoResult::Busy => EngineError::CompilersBusy { at_once: THREADS.at_once },
+        NoResult::Late => refused(format!(
+            "compiling it takes longer than it may: {} s, or as long as the request may take",
+            COMPILE_TIME.as_secs()
+        )),
+        NoResult::Failed => refused("its compiler failed"),
+    }
+}
+
+impl Vocabulary {
+    fn compile(&self, constraint: &Constraint) -> Result<ConstraintState, EngineError> {
+        let source = GrammarInit::Serialized(source(&constraint.grammar)?);
+        let (limits, tokens) = (self.factory.limits().clone(), self.factory.tok_env().clone());
+        let read = || source.to_internal(Some(tokens), limits.clone());
+        let (rules, lexer) = catch_unwind(AssertUnwindSafe(read)).map_err(refused_by)?;
+        check_first_bytes(&lexer, limits)?;
+        let parser = self.factory.create_parser_from_init_default(GrammarInit::Internal(rules, lexer));
         let mut state = ConstraintState {
-            matcher: Matcher::new(Ok(parser)),
+            matcher: Matcher::new(Ok(parser.map_err(refused_by)?)),
             tokenizer: Arc::clone(&self.tokenizer),
             after: constraint
                 .after
@@ -108,13 +159,31 @@ impl GrammarCompiler {
             mask_time: Duration::ZERO,
         };
         // The first set shows what can't be fulfilled and what is too much work, before the request takes anybody's time.
-        let first = state.matcher.compute_mask().map_err(|error| refused(one_line(&error.to_string())))?;
+        let first = state.matcher.compute_mask().map_err(refused_by)?;
         if first.is_zero() {
             return Err(refused("no token of the vocabulary can begin a text that it allows: it can't be fulfilled"));
         }
         state.mask = Some(first);
         Ok(state)
     }
+}
+
+/// Takes the steps that llguidance takes as it makes the parser: from the first state of the lexer by each byte. There, they have no
+/// limit, and a few repetitions within each other are enough for minutes.
+fn check_first_bytes(lexer: &LexerSpec, mut limits: ParserLimits) -> Result<(), EngineError> {
+    let mut states = lexer.to_regex_vec(&mut limits).map_err(refused_by)?;
+    states.set_fuel(FIRST_BYTES_WORK);
+    let start = states.initial_state(&lexer.all_lexemes());
+    for byte in 0..=u8::MAX {
+        states.transition(start, byte);
+        if states.has_error() {
+            return Err(refused(format!(
+                "its first character takes more than {FIRST_BYTES_WORK} steps of work; look for repetitions within repetitions, and \
+                 for many that may come first"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// A grammar as llguidance wants it.
@@ -127,6 +196,15 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, EngineError> {
     if bytes > MAX_GRAMMAR_BYTES {
         return Err(refused(format!("its text has {bytes} bytes, at most {MAX_GRAMMAR_BYTES} are read")));
     }
+    if let Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) = grammar {
+        let classes = large_classes(text, !matches!(grammar, Grammar::JsonSchema(_)));
+        if classes > MAX_CLASSES {
+            return Err(refused(format!(
+                "its expressions have {classes} classes of all scripts (\\w, \\p, and with the flag i each [class]), at most \
+                 {MAX_CLASSES} are read; name the characters"
+            )));
+        }
+    }
     match grammar {
         Grammar::JsonObject => Ok(TopLevelGrammar::from_json_schema(serde_json::json!({"type": "object"}))),
         Grammar::JsonSchema(text) => {
@@ -135,6 +213,7 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, EngineError> {
             if !schema.is_object() && !schema.is_boolean() {
                 return Err(refused("a JSON schema is an object, such as {\"type\": \"object\"}"));
             }
+            check_choices(&schema)?;
             Ok(TopLevelGrammar::from_json_schema(schema))
         }
         Grammar::Regex(text) => {
@@ -162,6 +241,31 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, EngineError> {
     }
 }
 
+/// An upper bound of the classes in a text that come to hundreds of ranges. The words of a JSON schema are those of ASCII.
+fn large_classes(text: &str, has_words: bool) -> usize {
+    let is_class = |after: &[u8]| match after {
+        [b'w' | b'W', ..] => has_words,
+        [b'p' | b'P', b'{' | b'A'..=b'Z', ..] => true,
+        _ => false,
+    };
+    let named = text.as_bytes().split(|byte| *byte == b'\\').skip(1).filter(|after| is_class(after)).count();
+    let is_flag = |c: char| c.is_ascii_alphabetic() || c == '-';
+    let ignores_case = |after: &str| after.chars().take_while(|c| is_flag(*c)).any(|c| c == 'i');
+    let folded = text.split("(?").skip(1).any(ignores_case) || text.contains("/i");
+    named + if folded { text.matches('[').count() } else { 0 }
+}
+
+fn check_choices(schema: &serde_json::Value) -> Result<(), EngineError> {
+    let (parts, most) = (schema::parts_combined(schema), schema::MAX_PARTS);
+    if parts > most {
+        return Err(refused(format!(
+            "the choices of its anyOf, oneOf and minProperties that hold at the same time (allOf) come to {parts} schemas, each with each of the \
+             others, and at most {most} are combined; give fewer choices at once"
+        )));
+    }
+    Ok(())
+}
+
 fn from_lark(text: String) -> Result<TopLevelGrammar, EngineError> {
     let (levels, most) = (lark::levels(&text), lark::MAX_LEVELS);
     if levels > most {
@@ -170,6 +274,7 @@ fn from_lark(text: String) -> Result<TopLevelGrammar, EngineError> {
              followed; write fewer rules, or flatter ones"
         )));
     }
+    lark::schemas(&text).try_for_each(|schema| check_choices(&schema))?;
     let most = lark::MAX_PARTS;
     if lark::parts_written_out(&text) > most {
         return Err(refused(format!(

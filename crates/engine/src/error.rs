@@ -115,4 +115,10 @@ pub enum EngineError {
         /// What is wrong.
         reason: String,
     },
+    /// No thread for a grammar: the same request may succeed later.
+    #[error("{at_once} grammars at a time are compiled, and too many wait; try again later, or ask without one")]
+    CompilersBusy {
+        /// Grammars that are compiled at the same time.
+        at_once: usize,
+    },
 }

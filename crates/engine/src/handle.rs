@@ -36,7 +36,13 @@ pub type Outputs = UnboundedReceiver<Output>;
 pub enum SubmitError {
     /// The request itself: it would be refused again.
     #[error(transparent)]
-    Refused(#[from] EngineError),
+    Refused(EngineError),
+    /// There is no thread for the request's grammar: try again later.
+    #[error("{at_once} grammars at a time are compiled, and too many wait; try again later, or ask without one")]
+    CompilersBusy {
+        /// Grammars that are compiled at the same time.
+        at_once: usize,
+    },
     /// Too many requests are in flight: try again later.
     #[error("{in_flight} requests are in flight, at most {limit} are taken; try again later")]
     Overloaded {
@@ -54,6 +60,15 @@ pub enum SubmitError {
     /// Every device is out of order.
     #[error("no device is in order now: each is in quarantine until a test of it succeeds; try again later")]
     Unavailable,
+}
+
+impl From<EngineError> for SubmitError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::CompilersBusy { at_once } => Self::CompilersBusy { at_once },
+            error => Self::Refused(error),
+        }
+    }
 }
 
 /// What a model is, for whoever speaks to its engine.

@@ -21,6 +21,8 @@ enum Lexeme<'a> {
     Name(&'a str),
     /// Something regular, and an upper bound of its parts.
     Leaf(u64),
+    /// A word that begins with a percent sign, with what belongs to it.
+    Directive(&'a str),
     Colon,
     DoubleColon,
     Open,
@@ -44,7 +46,7 @@ fn lexemes(text: &str) -> impl Iterator<Item = Lexeme<'_>> {
             '<' => (Lexeme::Other, special_token(rest)),
             '%' => {
                 let length = directive(rest);
-                (Lexeme::Leaf(length as u64), length)
+                (Lexeme::Directive(&rest[..length]), length)
             }
             ':' if rest.starts_with("::") => (Lexeme::DoubleColon, 2),
             ':' => (Lexeme::Colon, 1),
@@ -81,6 +83,14 @@ pub(crate) fn levels(text: &str) -> usize {
     levels + deepest
 }
 
+/// The JSON schemas within a text.
+pub(crate) fn schemas(text: &str) -> impl Iterator<Item = serde_json::Value> + '_ {
+    lexemes(text).filter_map(|lexeme| match lexeme {
+        Lexeme::Directive(text) => serde_json::from_str(text.strip_prefix("%json")?).ok(),
+        _ => None,
+    })
+}
+
 /// A definition.
 #[derive(Debug, Default)]
 struct Definition<'a> {
@@ -104,6 +114,7 @@ pub(crate) fn parts_written_out(text: &str) -> u64 {
         match lexeme {
             Lexeme::Name(name) => line.push(name),
             Lexeme::Leaf(parts) => definitions[current].parts += parts,
+            Lexeme::Directive(text) => definitions[current].parts += text.len() as u64,
             Lexeme::Newline => definitions[current].named.append(&mut line),
             Lexeme::Colon => {
                 definitions.push(Definition::default());
@@ -223,6 +234,13 @@ mod tests {
             assert_eq!(levels(text), expected, "{text}");
         }
         assert_eq!(levels(&"a{".repeat(30_000)), 30_000);
+    }
+
+    #[test]
+    fn schemas_are_found_where_they_are_read() {
+        let text = "start: %json {\"a\": [1]} b # %json 1\nb: \"%json 2\" | %json true | %regex {\"x\": 1} | %json {";
+        let found: Vec<serde_json::Value> = schemas(text).collect();
+        assert_eq!(found, [serde_json::json!({"a": [1]}), serde_json::json!(true)]);
     }
 
     #[test]

@@ -30,11 +30,14 @@ impl Preparer {
     /// Checks a request and compiles its grammar.
     ///
     /// # Errors
-    /// If a parameter or token is out of range, the grammar is refused, or the request could never be computed.
+    /// If a parameter or token is out of range, the grammar is refused, or the request could never be computed; and if too many
+    /// grammars are being compiled.
     pub fn prepare(&self, request: Request) -> Result<Prepared, EngineError> {
         self.limits.check(&request)?;
         let constraint = match &request.constraint {
-            Some(constraint) => Some(Box::new(self.compiler()?.compile(constraint)?)),
+            Some(constraint) => {
+                Some(Box::new(self.compiler()?.compile(constraint, request.client, request.deadline)?))
+            }
             None => None,
         };
         let max_len = self.limits.most_tokens(&request);

@@ -182,6 +182,19 @@ fn rules_that_are_named_twice_are_followed() {
     }
 }
 
+/// So many choices of so many objects at the same time.
+fn choices(count: usize, options: usize) -> String {
+    let object = |i: usize, j: usize| format!(r#"{{"properties": {{"k{i}_{j}": {{"type": "string"}}}}}}"#);
+    let choice = |i| format!(r#"{{"anyOf": [{}]}}"#, (0..options).map(|j| object(i, j)).collect::<Vec<_>>().join(","));
+    format!(r#"{{"type": "object", "allOf": [{}]}}"#, (0..count).map(choice).collect::<Vec<_>>().join(","))
+}
+
+/// Multiples of large numbers: a remainder is a state.
+fn multiples(count: usize) -> String {
+    let number = |i: usize| format!(r#""p{i}": {{"type": "integer", "multipleOf": {}}}"#, 1_000_003 + 2 * i);
+    format!(r#"{{"type": "object", "properties": {{{}}}}}"#, (0..count).map(number).collect::<Vec<_>>().join(","))
+}
+
 #[test]
 fn what_cannot_be_is_refused_with_a_reason() {
     let mut engine = engine(2, 64, None);
@@ -210,6 +223,13 @@ fn what_cannot_be_is_refused_with_a_reason() {
         Grammar::Lark(doubling("start", "R", ":", 16, 2000)),
         Grammar::Lark(doubling("start", "R", ":", 30, 1)),
         Grammar::Lark(format!("start: {}", "%lark {start: ".repeat(4000))),
+        // Work before the first character.
+        Grammar::Regex((0..4000).map(|i| format!("[\\w--[{}]]", char::from_u32(0x4e00 + i).unwrap())).collect()),
+        Grammar::Regex(format!("(?i){}", "[^a]".repeat(10_000))),
+        Grammar::JsonSchema(choices(10, 2)),
+        Grammar::Lark(format!("start: %json {}", choices(10, 2))),
+        Grammar::JsonSchema(multiples(100)),
+        Grammar::Gbnf(include_str!("../../../fuzz/corpus/gbnf/nested_repetitions").into()),
         Grammar::JsonSchema("{".into()),
         Grammar::JsonSchema("7".into()),
         Grammar::JsonSchema("{\"type\": \"nothing\"}".into()),
@@ -226,6 +246,31 @@ fn what_cannot_be_is_refused_with_a_reason() {
         assert!(error.contains("grammar") && error.len() < 700, "{text}: {error}");
     }
     assert!(!engine.has_work());
+}
+
+/// How often something may be repeated is a number, not as much work.
+#[test]
+fn large_numbers_that_people_ask_for_are_taken() {
+    let mut engine = engine(2, 64, None);
+    let row = r#"{"type": "object", "properties": {"a": {"type": "string", "maxLength": 200}, "b": {"type": "integer"}},
+        "required": ["a"], "additionalProperties": false}"#;
+    for grammar in [
+        Grammar::Gbnf("root ::= [a-z]{0,1000}".into()),
+        Grammar::Gbnf("root ::= .{0,2000}".into()),
+        Grammar::Gbnf("root ::= ([a-z]{1,20} \" \"){1,1000}".into()),
+        Grammar::Regex(".{0,10000}".into()),
+        Grammar::Regex("(([^,\\n]{0,50},){9}[^,\\n]{0,50}\\n){1,100}".into()),
+        Grammar::Lark("start: WORD (\" \" WORD){0,1000}\nWORD: /[a-z]{1,50}/".into()),
+        Grammar::JsonSchema(r#"{"type": "string", "maxLength": 10000}"#.into()),
+        Grammar::JsonSchema(r#"{"type": "string", "pattern": "^[a-z]{1,64}@[a-z.]{1,255}$", "maxLength": 300}"#.into()),
+        Grammar::JsonSchema(format!(r#"{{"type": "array", "maxItems": 1000, "items": {row}}}"#)),
+        Grammar::JsonSchema(choices(8, 2)),
+        Grammar::Regex("(?:[\\w.-]{1,64}@[\\w.-]{1,255}\\n){1,100}".into()),
+        Grammar::JsonSchema(format!(r#"{{"type": "array", "minItems": 500, "maxItems": 10000, "items": {row}}}"#)),
+    ] {
+        let taken = engine.submit(request(grammar.clone(), 1));
+        assert!(taken.is_ok(), "{grammar:?}: {taken:?}");
+    }
 }
 
 #[test]

@@ -256,7 +256,9 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::Refused(error) => error.into(),
-            SubmitError::Overloaded { .. } => Self::new(Kind::Busy, message).code("server_overloaded").retry_after(1),
+            SubmitError::Overloaded { .. } | SubmitError::CompilersBusy { .. } => {
+                Self::new(Kind::Busy, message).code("server_overloaded").retry_after(1)
+            }
             SubmitError::Draining => Self::new(Kind::Unavailable, message).code("draining").retry_after(5),
             _ => Self::new(Kind::Unavailable, message).retry_after(5),
         }
@@ -285,6 +287,17 @@ pub fn anthropic_shape(response: &mut Response) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A grammar that is wrong is the client's to change; one that has no thread is to be sent again.
+    #[test]
+    fn grammars_are_refused_or_asked_for_again() {
+        let of = |error: EngineError| ApiError::from(SubmitError::from(error)).into_response();
+        let wrong = of(EngineError::Grammar { reason: "compiling it takes longer than it may".into() });
+        assert_eq!(wrong.status(), StatusCode::BAD_REQUEST);
+        let busy = of(EngineError::CompilersBusy { at_once: 8 });
+        assert_eq!(busy.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert!(busy.headers().contains_key(RETRY_AFTER));
+    }
 
     #[test]
     fn errors_are_told_in_the_words_of_a_protocol() {

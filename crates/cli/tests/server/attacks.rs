@@ -87,6 +87,10 @@ fn bombs_of_grammars() {
         .fold(json!({ "type": "string" }), |schema, _| json!({ "type": "object", "properties": { "a": schema } }));
     let wide: serde_json::Map<String, Value> =
         (0..20_000).map(|i| (format!("p{i}"), json!({ "type": "string" }))).collect();
+    // Ten choices at once are a thousand; and a thousand as such.
+    let objects: Vec<Value> =
+        (0..1000).map(|i| json!({ "type": "object", "properties": { format!("k{i}"): {} } })).collect();
+    let choices: Vec<Value> = (0..10).map(|i| json!({ "anyOf": objects[2 * i..2 * i + 2] })).collect();
     let bombs = [
         json!({ "guided_regex": "(a{1,1000}){1,1000}{1,1000}" }),
         json!({ "guided_regex": "(((((((a|b)*)*)*)*)*)*)*(" }),
@@ -100,6 +104,9 @@ fn bombs_of_grammars() {
         json!({ "guided_grammar": "start: \"a\" ~ 1000000000" }),
         json!({ "guided_grammar": "x".repeat(1_000_000) }),
         json!({ "guided_choice": vec!["x".repeat(1000); 4096] }),
+        json!({ "grammar": include_str!("../../../../fuzz/corpus/gbnf/nested_repetitions") }),
+        json!({ "guided_json": { "type": "object", "allOf": choices } }),
+        json!({ "guided_json": { "anyOf": objects } }),
     ];
     let mut answered = 0.0;
     for bomb in bombs {

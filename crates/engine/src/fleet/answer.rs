@@ -163,7 +163,8 @@ impl FleetOutputs {
                     self.running = Some(running);
                     return None;
                 }
-                Ok(None) | Err(SubmitError::Unavailable) if Instant::now() < give_up => {}
+                Ok(None) | Err(SubmitError::Unavailable | SubmitError::CompilersBusy { .. })
+                    if Instant::now() < give_up => {}
                 Err(SubmitError::Refused(error)) => return Some(FinishReason::Error(error.to_string())),
                 Ok(None) | Err(_) => return Some(FinishReason::Device(SubmitError::Unavailable.to_string())),
             }
