@@ -120,10 +120,15 @@ pub(super) struct Job<'a> {
 impl Job<'_> {
     /// The panel's bytes: whole packed blocks, or up to sixteen rows of the file.
     fn panel_bytes(&self) -> &[u8] {
+        self.bytes_of_panels(1)
+    }
+
+    /// Bytes of so many panels from this one on.
+    fn bytes_of_panels(&self, panels: usize) -> &[u8] {
         let layout = &self.segment.layout;
         let expert = &self.segment.weight[self.block.expert * layout.weight_bytes()..][..layout.weight_bytes()];
         let bytes = PANEL * layout.row_bytes();
-        &expert[self.panel * bytes..expert.len().min((self.panel + 1) * bytes)]
+        &expert[self.panel * bytes..expert.len().min((self.panel + panels) * bytes)]
     }
 
     /// Computes the panel into the accumulators of one side, from one of them on.
@@ -240,14 +245,11 @@ impl Job<'_> {
         if !matches!(path, Path::Vectors | Path::Tiles) {
             return self.packed(form, format, path, 1, acc);
         }
-        let [first, second] = self.rows.terms;
-        {
-            let (acc, seconds) = acc.split_at_mut(padded_rows(first.count) * PANEL);
-            let seconds = &mut seconds[..padded_rows(second.count) * PANEL];
-            acc.fill(0.0);
-            seconds.fill(0.0);
-            self.by_stretches(form, format, path, wide, acc, seconds);
-        }
+        let [firsts, seconds] = self.rows.terms.map(|terms| padded_rows(terms.count) * PANEL);
+        let both = &mut acc[..firsts + seconds];
+        both.fill(0.0);
+        let (first_acc, second_acc) = both.split_at_mut(firsts);
+        self.by_stretches(form, format, path, wide, first_acc, second_acc);
         self.add_seconds(1, acc);
     }
 
@@ -257,7 +259,7 @@ impl Job<'_> {
         if second.count > 0 {
             let rows = self.rows.spiked.map(|spiked| spiked.rows);
             let firsts = padded_rows(first.count) * PANEL;
-            let stride = if panels == 1 { acc.len() } else { self.run_stride() };
+            let stride = run_stride(self.block.rows);
             add_seconds(self.way.isa, AddSeconds { acc, stride, panels, firsts, count: second.count, rows });
         }
     }
@@ -337,7 +339,7 @@ impl Job<'_> {
         self.block.rows <= MAX_WIDTH && !matches!(path, Path::Vectors | Path::Tiles)
     }
 
-    /// Computes so many panels from this one on into the accumulators of one side, [`run_stride`](Self::run_stride) from panel to
+    /// Computes so many panels from this one on into the accumulators of one side, [`run_stride`] from panel to
     /// panel. Between two panels nothing keeps the processor from reading on.
     pub(super) fn run_of_panels(&self, worker: &mut Worker<'_>, side: usize, panels: usize) {
         let Mode::Rounded(form, format, _) = self.rows.mode else { return };
@@ -345,19 +347,12 @@ impl Job<'_> {
         self.packed(form, format, path, panels, &mut *worker.acc[side]);
     }
 
-    /// Accumulators from panel to panel of a run.
-    const fn run_stride(&self) -> usize {
-        run_stride(self.block.rows)
-    }
-
     /// The products of a block's rows with consecutive panels, straight from the packed form: for [`Path::OneRow`] and
     /// [`Path::FewRows`], which vector instruction sets alone have.
     fn packed(&self, form: Form, format: Format, path: Path, panels: usize, acc: &mut [f32]) {
-        let layout = &self.segment.layout;
-        let panel_bytes = PANEL * layout.row_bytes();
-        let expert = &self.segment.weight[self.block.expert * layout.weight_bytes()..][..layout.weight_bytes()];
-        let bytes = &expert[self.panel * panel_bytes..][..panels * panel_bytes];
-        let run = Panels { bytes, panel_bytes, stride: if panels == 1 { acc.len() } else { self.run_stride() } };
+        let panel_bytes = PANEL * self.segment.layout.row_bytes();
+        let stride = run_stride(self.block.rows);
+        let run = Panels { bytes: self.bytes_of_panels(panels), panel_bytes, stride };
         let [first, second] = self.rows.terms;
         match path {
             Path::OneRow { ahead } => {
